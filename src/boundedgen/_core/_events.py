@@ -1,0 +1,277 @@
+"""What the engine reports, what the governor wants done: the two vocabularies, as plain frozen data.
+
+Nouns are reports (in), verbs are effects (out). Every report carries the incarnation that it speaks of; a report of
+another incarnation changes nothing. Times are `time.monotonic()` seconds, which parent and child share.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+class Cause(enum.StrEnum):
+    """Why an engine was killed or is gone. The list is closed."""
+
+    STEP = "step"  #: a step did not return within its budget
+    BOOT = "boot"  #: it did not become ready in time, or could not
+    RECLAIM = "reclaim"  #: a stopped stay was not released
+    PROGRESS = "progress"  #: steps return, nothing is scheduled and nothing released
+    ACK = "ack"  #: it does not take commands
+    STEP_RAISED = "step_raised"  #: step() raised; the pipeline is poisoned for ever
+    DIED = "died"  #: the process ended by itself, or was killed from outside
+    WIRE = "wire"  #: a frame that cannot be read
+    CANARY = "canary"  #: the generation before traffic did not come back right
+    CLOSE = "close"  #: the pipeline was closed
+
+
+# --- what an engine is -------------------------------------------------------------------------------------------
+
+
+@frozen
+class PoolFacts:
+    """One kind of cache block. `tokens_per_block` None: one block a sequence, however long it is."""
+
+    name: str  #: "kv" or "linear_attention"
+    blocks: int  #: all there are, the probe's included
+    tokens_per_block: int | None
+
+
+@frozen
+class EngineFacts:
+    """What an incarnation told of itself when it became ready."""
+
+    device: str
+    versions: Mapping[str, str]
+    pools: tuple[PoolFacts, ...]
+    block_size: int
+    cache_bytes: int | None
+    vocab_size: int | None
+    running_max: int  #: sequences that the configuration allows at once, without the probe's
+    probe_blocks: Mapping[str, int]  #: blocks by pool that are set aside for probe(); empty: no pool could grow
+    max_prompt_tokens: int | None  #: longest prompt that one step can take (dynamic_split_fuse off), else None
+    hybrid: bool
+    proof: str  #: "perf_metrics" or "request_count": how release is proved
+    findings: tuple[str, ...] = ()  #: settings that were changed or are known to be unsafe, in words
+
+
+# --- reports -----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Ready:
+    incarnation: int
+    facts: EngineFacts
+
+
+@frozen
+class BootFailed:
+    incarnation: int
+    kind: str  #: "model", "device", "memory" or "other"
+    text: str  #: the engine's own words and what to do
+    permanent: bool  #: cannot heal by trying again
+
+
+@frozen
+class Output:
+    """New tokens of one stay, in order. Only requests of one sequence show any before they finish."""
+
+    stay: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+@frozen
+class SequenceResult:
+    """One finished sequence of a request: best first in `Finish.results`."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float | None
+
+
+@frozen
+class Finish:
+    """A stay ended by the engine's own doing. `why`: "stop", "length" or "ignored" (it ran out of cache)."""
+
+    stay: int
+    why: str
+    results: tuple[SequenceResult, ...] = ()  #: for requests of several sequences; empty else: `Output` has it all
+
+
+@frozen
+class Refusal:
+    """The engine did not accept an admission; it holds nothing of it."""
+
+    stay: int
+    code: str  #: "invalid"
+    text: str
+
+
+@frozen
+class Release:
+    """The engine has let go of a stay, and proved it."""
+
+    stay: int
+    steps: int  #: steps begun after the stop was taken, until the proof (0 for one that finished by itself)
+    seconds: float  #: from the stop being taken to the proof
+    late_tokens: int  #: produced after the stop; dropped
+
+
+@frozen
+class Progress:
+    """At most one a step: what happened since the last one (several steps merged if the pipe was full)."""
+
+    incarnation: int
+    steps: int  #: steps ended in this incarnation, in all
+    began: float
+    ended: float
+    scheduled: int  #: requests scheduled in the steps of this report; 0: nothing
+    usage: float  #: of the fullest pool, 0..1, sampled in the last step
+    held: tuple[int, ...] | None  #: the child's own table, every so many steps, for reconciliation by id
+    taken: tuple[int, ...] = ()  #: stays whose admission the engine has taken
+    stopping: tuple[int, ...] = ()  #: stays whose stop the engine has taken (also those it stopped at their deadline)
+    refused: tuple[Refusal, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    finished: tuple[Finish, ...] = ()
+    released: tuple[Release, ...] = ()
+    cache_bytes: int | None = None
+
+
+@frozen
+class StepRaised:
+    incarnation: int
+    steps: int
+    text: str
+
+
+@frozen
+class WireBroken:
+    incarnation: int
+    text: str
+
+
+@frozen
+class Exited:
+    """The process is reaped. Always the last report of an incarnation."""
+
+    incarnation: int
+    status: int  #: exit code, or minus the signal
+    text: str  #: the end of its output
+
+
+@frozen
+class ReapOverdue:
+    """The process was killed and has not left within `Limits.reap` (a driver can block it in the kernel)."""
+
+    incarnation: int
+
+
+Report = Ready | BootFailed | Progress | StepRaised | WireBroken | Exited | ReapOverdue
+
+
+@frozen
+class Pulse:
+    """The step stamps, read from shared memory: true also while the engine hangs."""
+
+    steps_begun: int = 0
+    steps_ended: int = 0
+    begun_at: float = 0.0  #: of the last step begun
+    ended_at: float = 0.0  #: of the last step ended
+    inside_s: float = 0.0  #: all ended steps together
+    scheduled: int = 0  #: tokens that the step in flight schedules at most (estimated by the child)
+    attention: int = 0  #: sum over them of scheduled tokens times context
+
+    @property
+    def in_step(self) -> bool:
+        return self.steps_begun > self.steps_ended
+
+
+# --- effects -----------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Spawn:
+    incarnation: int
+
+
+@frozen
+class Kill:
+    incarnation: int
+    cause: Cause
+    detail: str
+
+
+@frozen
+class Admit:
+    """Hand a sequence to the engine as `stay`. `deadline`: the child stops it then by itself."""
+
+    incarnation: int
+    stay: int
+    sequence: int
+    deadline: float
+
+
+@frozen
+class Stop:
+    incarnation: int
+    stay: int
+
+
+@frozen
+class Emit:
+    sequence: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@frozen
+class Settle:
+    """Answer the caller. The last word on a sequence."""
+
+    sequence: int
+    reason: str  #: a FinishReason value
+    detail: str = ""
+    bound: str = ""  #: for DEADLINE: which one
+    deadline: float = 0.0
+    results: tuple[SequenceResult, ...] = field(default=())
+
+
+@frozen
+class Prove:
+    """A stay is GONE: tell whoever waits for the reclamation of its sequence. `proof` "died": with its engine."""
+
+    sequence: int
+    stay: int
+    steps: int
+    seconds: float
+    proof: str
+
+
+@frozen
+class DecideRestart:
+    """Ask the restart policy. The answer comes back as `Governor.restart(seconds or None)`."""
+
+    incarnation: int
+    failures: int  #: in a row, this one included
+    since: float  #: of the first of them
+    cause: Cause
+
+
+@frozen
+class EndLease:
+    lease: str
+    how: str  #: "expired" or "revoked"
+
+
+@frozen
+class Became:
+    """The state that health shows has changed."""
+
+    state: str
+    detail: str
+
+
+Effect = Spawn | Kill | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became

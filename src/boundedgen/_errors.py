@@ -1,0 +1,264 @@
+"""Every public exception, whose fault it is, and what a server should answer.
+
+`Rejected`: nothing was started. `GenerationError`: it was started and ended without its result; the partial output
+is on `.partial`. `LeaseExpired`: the lease is over. No message, repr or log line holds text of a prompt.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+if TYPE_CHECKING:
+    from boundedgen._bounds import Deadline
+    from boundedgen._completion import Completion
+
+
+@final
+class FinishReason(enum.StrEnum):
+    """Why a generation ended. STOP and LENGTH are normal; every other one has exactly one error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    LEASE = "lease"
+    ENGINE_LOST = "engine_lost"
+    QUARANTINED = "quarantined"
+    ENGINE_FAILED = "engine_failed"
+    CACHE_EXHAUSTED = "cache_exhausted"
+    SLOW_READER = "slow_reader"
+    SHUTDOWN = "shutdown"
+    INTERNAL = "internal"
+
+    @property
+    def normal(self) -> bool:
+        """True for STOP and LENGTH: the generation has its whole result."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class BoundedGenError(Exception):
+    """Base of every error of this library. All of them pickle."""
+
+    http_status_hint: ClassVar[int] = 500
+    grpc_status_hint: ClassVar[str] = "INTERNAL"
+    finish_reason: ClassVar[FinishReason | None] = None
+    retryable: bool = False
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+def _rebuild(kind: type[BoundedGenError], message: str, state: dict[str, Any]) -> BoundedGenError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class Rejected(BoundedGenError):
+    """Refused at the door: nothing was started, nobody else was touched."""
+
+    http_status_hint = 400
+    grpc_status_hint = "INVALID_ARGUMENT"
+    finish_reason = FinishReason.REJECTED
+
+
+class InvalidRequest(Rejected):
+    """An argument is wrong. The message names the argument, the value and the remedy."""
+
+
+@final
+class NeverFits(Rejected):
+    """The prompt and its output can never fit a cache pool, however empty. `needed` and `available`: blocks by pool name."""
+
+    http_status_hint = 413
+    grpc_status_hint = "OUT_OF_RANGE"
+    needed: Mapping[str, int] = {}
+    available: Mapping[str, int] = {}
+
+
+@final
+class Saturated(Rejected):
+    """The queue, the owner's share or the number of leases is full. Try again after `retry_after_s`."""
+
+    http_status_hint = 429
+    grpc_status_hint = "RESOURCE_EXHAUSTED"
+    retryable = True
+    retry_after_s: float = 1.0
+
+
+@final
+class PipelineClosed(Rejected):
+    """The pipeline is closed or closing."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+
+
+class EngineUnavailable(Rejected):
+    """The engine has not become ready yet, or never will (subclasses)."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+    retryable = True
+    retry_after_s: float | None = None
+
+
+@final
+class EngineFailed(EngineUnavailable):
+    """The restart budget is used up, or the engine could not be removed. Build a new pipeline (or let the supervisor)."""
+
+    retryable = False
+
+
+@final
+class DeviceUnavailable(EngineUnavailable):
+    """The device cannot be used. The message says which part is missing and what to install."""
+
+    retryable = False
+
+
+@final
+class ModelLoadFailed(EngineUnavailable):
+    """The model could not be loaded. The message carries the engine's own text."""
+
+    retryable = False
+
+
+class GenerationError(BoundedGenError):
+    """A generation that was started ended without its result. `partial` holds what it had produced."""
+
+    http_status_hint = 500
+    generation_id: int = 0
+    partial: Completion | None = None
+    detail: str = ""
+
+
+@final
+class DeadlineExceeded(GenerationError, TimeoutError):
+    """A bound was reached. `deadline` names it. For the bound `queued` nothing was computed yet: 503 and retryable."""
+
+    http_status_hint = 504
+    grpc_status_hint = "DEADLINE_EXCEEDED"
+    finish_reason = FinishReason.DEADLINE
+    deadline: Deadline | None = None
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message, **fields)
+        if self.deadline is not None and self.deadline.bound == "queued":
+            self.__dict__.update(http_status_hint=503, grpc_status_hint="UNAVAILABLE", retryable=True)
+
+
+@final
+class GenerationCancelled(GenerationError):
+    """Its caller cancelled or abandoned it."""
+
+    http_status_hint = 499
+    grpc_status_hint = "CANCELLED"
+    finish_reason = FinishReason.CANCELLED
+
+
+@final
+class LeaseLost(GenerationError):
+    """Its lease expired or was revoked: the owner stopped proving that it is there."""
+
+    http_status_hint = 499
+    grpc_status_hint = "CANCELLED"
+    finish_reason = FinishReason.LEASE
+
+
+@final
+class EngineLost(GenerationError):
+    """The engine died or was killed with this generation inside. Another try may succeed."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+    retryable = True
+    finish_reason = FinishReason.ENGINE_LOST
+
+
+@final
+class GenerationQuarantined(GenerationError):
+    """The engine died twice with this generation as the suspect; it is not tried again."""
+
+    finish_reason = FinishReason.QUARANTINED
+
+
+@final
+class GenerationEngineFailed(GenerationError):
+    """The pipeline gave up on its engine while this generation was waiting or running."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+    finish_reason = FinishReason.ENGINE_FAILED
+
+
+@final
+class CacheExhausted(GenerationError):
+    """The engine ran out of cache blocks under this generation."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+    retryable = True
+    finish_reason = FinishReason.CACHE_EXHAUSTED
+
+
+@final
+class SlowReader(GenerationError):
+    """Its reader began, then left text unread for `Limits.unread`."""
+
+    http_status_hint = 499
+    grpc_status_hint = "CANCELLED"
+    finish_reason = FinishReason.SLOW_READER
+
+
+@final
+class GenerationShutDown(GenerationError):
+    """The pipeline was closed. Another pipeline may serve it."""
+
+    http_status_hint = 503
+    grpc_status_hint = "UNAVAILABLE"
+    retryable = True
+    finish_reason = FinishReason.SHUTDOWN
+
+
+@final
+class GenerationInternalError(GenerationError):
+    """A bug in this library. Please report it with `detail`."""
+
+    finish_reason = FinishReason.INTERNAL
+
+
+@final
+class LeaseExpired(BoundedGenError):
+    """The lease is over, or never existed: both look alike, since its id is a bearer token."""
+
+    http_status_hint = 410
+    grpc_status_hint = "FAILED_PRECONDITION"
+
+
+#: Each abnormal end has exactly one error (REJECTED: the `Rejected` that the check found).
+ERROR_OF: Mapping[FinishReason, type[BoundedGenError]] = {
+    kind.finish_reason: kind
+    for kind in (
+        InvalidRequest,
+        GenerationCancelled,
+        DeadlineExceeded,
+        LeaseLost,
+        EngineLost,
+        GenerationQuarantined,
+        GenerationEngineFailed,
+        CacheExhausted,
+        SlowReader,
+        GenerationShutDown,
+        GenerationInternalError,
+    )
+    if kind.finish_reason is not None
+}

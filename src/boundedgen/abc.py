@@ -1,0 +1,112 @@
+"""The seams of boundedgen: what the driver needs of a clock, an engine and a tokenizer.
+
+`BoundedPipeline(engine=…)` takes an `EngineHost`; the default one starts OpenVINO GenAI in a child process.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from attrs import frozen
+
+from boundedgen._core._events import EngineFacts, Pulse, Report
+
+__all__ = ["Clock", "EngineFacts", "EngineHost", "EngineLink", "Pulse", "Report", "Request", "Tokenizer"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def now(self) -> float: ...
+
+
+@frozen
+class Request:
+    """What goes to the engine for one stay, as plain data."""
+
+    stay: int  #: unique for ever
+    prompt: Sequence[int]  #: token ids
+    config: Mapping[str, Any]  #: GenerationConfig fields, JSON types; complete (max_new_tokens and rng_seed are set)
+    deadline: float  #: monotonic instant; the child stops it then by itself
+
+
+class EngineLink(Protocol):
+    """One incarnation of an engine, seen from the driver's thread. No call waits.
+
+    A call never raises for what the engine did: its death arrives as `Exited`, a bad frame as `WireBroken`.
+    """
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None where there is no process."""
+        ...
+
+    def filenos(self) -> Sequence[int]:
+        """Descriptors that become readable when `receive()` has something (reports, output, exit)."""
+        ...
+
+    def fileno_to_write(self) -> int | None:
+        """The command pipe, while commands are waiting to be written; None when none are."""
+        ...
+
+    def admit(self, request: Request) -> None: ...
+
+    def stop(self, stay: int) -> None: ...
+
+    def flush(self) -> None:
+        """Write what the pipe takes now."""
+        ...
+
+    def receive(self) -> list[Report]:
+        """All that has arrived since the last call. `Exited` comes once, last."""
+        ...
+
+    def pulse(self) -> Pulse:
+        """The step stamps. May be called from any thread."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL, the whole process group. Its `Exited` follows."""
+        ...
+
+    def dispose(self) -> None:
+        """Give back descriptors and memory. After `Exited`, or when the process could not be reaped."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back. Called in callers' threads; must be safe there."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens. Never raises; bytes that are no character yet become U+FFFD."""
+        ...
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None, context: Mapping[str, Any] | None) -> str:
+        """Chat messages through the chat template, ready for the assistant's turn."""
+        ...
+
+    @property
+    def vocab_size(self) -> int | None: ...
+
+
+@runtime_checkable
+class EngineHost(Protocol):
+    """Makes engines, one at a time, and the tokenizer that belongs to them."""
+
+    def spawn(self, incarnation: int) -> EngineLink:
+        """Start a fresh one. Called by the driver's thread only. Raises OSError if no process can be started."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """Loaded at the first call; raises ModelLoadFailed."""
+        ...
+
+    def defaults(self) -> Mapping[str, Any]:
+        """GenerationConfig fields of the model's own generation_config.json."""
+        ...
