@@ -89,6 +89,7 @@ class Limits:
     owner_max: int | None = _limit(None, "sequences", "waiting or running for one owner; None: no limit", least=1, whole=True, optional=True)
     leases_max: int = _limit(10_000, "leases", "memory; a lease costs less than a kilobyte", least=1, whole=True)
     lease_ttl_max: float = _limit(3600.0, "s", "an owner gone for longer than this must not hold the lane", least=0.001)
+    lease_grace: float = _limit(5.0, "s", "added to a lease after an outage of the engine, once, up to its ttl: its owner may have been waiting too", least=0.0)
     prompt_bytes: int = _limit(8 << 20, "bytes", "templating and encoding run in the caller's thread and hold the interpreter lock", least=1, whole=True)
     max_new_tokens: int = _limit(32_768, "tokens", "the engine's own default is 2^64-1; more is clamped to this", least=1, whole=True)
     max_new_tokens_default: int = _limit(512, "tokens", "where the caller names no length", least=1, whole=True)

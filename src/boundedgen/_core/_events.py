@@ -162,14 +162,7 @@ class Exited:
     text: str  #: the end of its output
 
 
-@frozen
-class ReapOverdue:
-    """The process was killed and has not left within `Limits.reap` (a driver can block it in the kernel)."""
-
-    incarnation: int
-
-
-Report = Ready | BootFailed | Progress | StepRaised | WireBroken | Exited | ReapOverdue
+Report = Ready | BootFailed | Progress | StepRaised | WireBroken | Exited
 
 
 @frozen

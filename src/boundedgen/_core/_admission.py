@@ -1,0 +1,72 @@
+"""Reservation: what a sequence needs of every pool, whether it can ever fit, whether it fits now."""
+
+from collections.abc import Mapping
+
+from attrs import define, field, frozen
+
+from boundedgen._core._events import EngineFacts, PoolFacts
+
+
+def blocks_needed(tokens_per_block: int | None, tokens: int, sequences: int) -> int:
+    """Blocks of one pool for `sequences` sequences of `tokens` tokens each (engine-facts: prompt + new - 1)."""
+    each = 1 if tokens_per_block is None else -(-tokens // tokens_per_block)
+    return sequences * each
+
+
+@frozen
+class Capacity:
+    """What the pools of an engine can hold, without the probe's share. Shared with callers' threads as it is."""
+
+    pools: tuple[PoolFacts, ...]
+    running_max: int
+
+    @classmethod
+    def of(cls, facts: EngineFacts, running_max: int | None) -> "Capacity":
+        pools = tuple(
+            PoolFacts(p.name, p.blocks - facts.probe_blocks.get(p.name, 0), p.tokens_per_block) for p in facts.pools
+        )
+        return cls(pools, min(facts.running_max, running_max or facts.running_max))
+
+    def needs(self, prompt_tokens: int, max_new_tokens: int, sequences: int) -> tuple[int, ...]:
+        """Blocks by pool, in the order of `pools`."""
+        tokens = max(1, prompt_tokens + max_new_tokens - 1)
+        return tuple(blocks_needed(p.tokens_per_block, tokens, sequences) for p in self.pools)
+
+    def lacking(self, needs: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
+        """Pools that can never hold `needs`: name -> (needed, available). Empty: it fits an empty engine."""
+        return {p.name: (need, p.blocks) for p, need in zip(self.pools, needs, strict=True) if need > p.blocks}
+
+
+@define
+class Ledger:
+    """What is reserved of the capacity. A reservation is all or nothing, in every pool."""
+
+    capacity: Capacity | None = None
+    reserved: list[int] = field(factory=list)
+    held: int = 0
+    probe_held: bool = False
+
+    def open(self, capacity: Capacity) -> None:
+        """A new incarnation: nothing of it is reserved yet."""
+        assert self.held == 0, "stays of an earlier incarnation are still held"
+        assert not any(self.reserved)
+        assert not self.probe_held
+        self.capacity = capacity
+        self.reserved = [0] * len(capacity.pools)
+
+    def fits(self, needs: tuple[int, ...]) -> bool:
+        capacity = self.capacity
+        if capacity is None or self.held >= capacity.running_max:
+            return False
+        return all(r + n <= p.blocks for r, n, p in zip(self.reserved, needs, capacity.pools, strict=True))
+
+    def reserve(self, needs: tuple[int, ...]) -> None:
+        assert self.fits(needs)
+        self.held += 1
+        self.reserved = [r + n for r, n in zip(self.reserved, needs, strict=True)]
+
+    def give_back(self, needs: tuple[int, ...]) -> None:
+        self.held -= 1
+        self.reserved = [r - n for r, n in zip(self.reserved, needs, strict=True)]
+        assert self.held >= 0
+        assert min(self.reserved, default=0) >= 0

@@ -1,0 +1,91 @@
+"""Instants and whom they concern, and the clock that stands still while the engine is not ready."""
+
+import heapq
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Agenda(Generic[K]):
+    """One instant a key, earliest first. Moving an instant later costs O(1): a surfacing entry is looked at again."""
+
+    def __init__(self) -> None:
+        self._at: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._entered: dict[K, float] = {}  # the earliest heap entry of a key that still counts
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: K, at: float | None) -> None:
+        """`key` is due at `at`; None: never."""
+        if at is None:
+            self._at.pop(key, None)
+            return
+        self._at[key] = at
+        if at < self._entered.get(key, float("inf")):
+            self._push(key, at)
+
+    def _push(self, key: K, at: float) -> None:
+        self._entered[key] = at
+        self._order += 1
+        heapq.heappush(self._heap, (at, self._order, key))
+
+    def _settle_top(self) -> None:
+        """Drop or re-enter entries at the top that no longer say what is true."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            due = self._at.get(key)
+            if due == at:
+                return
+            heapq.heappop(self._heap)
+            if self._entered.get(key) == at:
+                del self._entered[key]
+                if due is not None:
+                    self._push(key, due)
+
+    def earliest(self) -> float | None:
+        self._settle_top()
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> Iterator[K]:
+        """Take out, in order, every key whose instant has come."""
+        while True:
+            self._settle_top()
+            if not self._heap or self._heap[0][0] > now:
+                return
+            at, _, key = heapq.heappop(self._heap)
+            if self._entered.get(key) == at:
+                del self._entered[key]
+            del self._at[key]
+            yield key
+
+
+class ReadyClock:
+    """Time that passes only while the engine is ready. Leases, `first_token` and `next_token` are measured on it."""
+
+    def __init__(self) -> None:
+        self._stood: float = 0.0  # all standstills that ended
+        self._since: float | None = None  # of the current standstill
+
+    def stand(self, now: float) -> None:
+        if self._since is None:
+            self._since = now
+
+    def run(self, now: float) -> None:
+        if self._since is not None:
+            self._stood += now - self._since
+            self._since = None
+
+    @property
+    def running(self) -> bool:
+        return self._since is None
+
+    def at(self, now: float) -> float:
+        return (now if self._since is None else self._since) - self._stood
+
+    def instant(self, reading: float) -> float | None:
+        """The monotonic instant at which this clock shows `reading`; None while it stands still."""
+        return reading + self._stood if self.running else None

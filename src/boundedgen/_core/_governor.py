@@ -1,0 +1,166 @@
+"""The governor: the only place where sequences, stays, leases and the engine change. Pure; time is passed in.
+
+Inputs are the methods; every one takes `now`. What has to happen in the world comes out of `poll()` as effects.
+The order within a wake is the driver's: `pulse`, all reports, all commands, `tick`, `poll`. That order decides who
+wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expiry comes before admission.
+"""
+
+from boundedgen._bounds import Bounds, Limits
+from boundedgen._core import _events as ev
+from boundedgen._core._life import Death
+from boundedgen._core._phases import EnginePhase
+from boundedgen._core._reporting import Reporting
+from boundedgen._core._sequences import Sequence, Submission
+from boundedgen._core._watch import LATE
+from boundedgen._errors import FinishReason as Why
+
+
+class Governor(Reporting):
+    """See the module's docstring. `forget_after`: seconds of serving after which failed incarnations are forgotten."""
+
+    def __init__(self, limits: Limits, *, forget_after: float = 60.0) -> None:
+        super().__init__(limits, forget_after=forget_after)
+        self._now = 0.0  # of the last input
+        self._expected: float | None = None  # the instant that the driver was told to wake up at
+
+    # --- inputs: users -------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Start the first incarnation."""
+        self.clock.stand(now)
+        self._spawn(now)
+
+    def submit(self, submission: Submission, now: float) -> None:
+        """Accept a sequence: from here on it is settled exactly once."""
+        sequence = Sequence(submission, self.clock.at(now))
+        self.sequences[sequence.id] = sequence
+        self.tally.submitted += 1
+        self._schedule(sequence)
+        if self.life.phase is EnginePhase.FAILED:
+            self._settle(sequence, Why.ENGINE_FAILED, now, self.failed_because)
+        elif self.life.closing:
+            self._settle(sequence, Why.SHUTDOWN, now)
+        elif not self._join_lease(sequence, now):
+            self._settle(sequence, Why.LEASE, now, "its lease was over when it was submitted")
+        elif sequence.cleared:
+            self._enqueue(sequence, now)
+
+    def clear(self, sequence: int, now: float) -> None:
+        """What had to be found out before it could be admitted is found out."""
+        found = self.sequences.get(sequence)
+        if found is not None and not found.cleared:
+            found.cleared = True
+            self._enqueue(found, now)
+
+    def refuse(self, sequence: int, detail: str, now: float) -> None:
+        """What was found out makes it invalid."""
+        self._end(sequence, Why.REJECTED, now, detail)
+
+    def cancel(self, sequence: int, now: float, why: Why = Why.CANCELLED) -> bool:
+        """False: it was settled before, and nothing changes."""
+        return self._end(sequence, why, now)
+
+    def tighten(self, sequence: int, bounds: Bounds, at: float, now: float) -> None:
+        """`total` counts from submission, the rest from `at`. Bounds only shrink."""
+        found = self.sequences.get(sequence)
+        if found is not None:
+            found.shrink(bounds, at, self.clock.at(at if self.clock.running else now))
+            self._schedule(found)
+
+    def grant(self, lease: str, owner: str, ttl: float, now: float) -> None:
+        self.tally.leases["granted"] += 1
+        self.leases.grant(lease, owner, ttl, self.clock.at(now))
+
+    def renew(self, lease: str, at: float, now: float) -> bool:
+        """The owner was there at `at`. False: the lease is over, and stays so."""
+        held = self.leases.renew(lease, self.clock.at(min(at, now)) if self.clock.running else self.clock.at(now))
+        self.tally.leases["renewed" if held else "refused"] += 1
+        return held
+
+    def revoke(self, lease: str, now: float) -> None:
+        row = self.leases.end(lease)
+        if row is not None:
+            self._end_lease(row, "revoked", now)
+
+    def read(self, sequence: int, at: float, now: float) -> None:
+        """The reader of a sequence with an implicit lease was there at `at`."""
+        found = self.sequences.get(sequence)
+        if found is not None and found.lease is not None and found.submission.lease is None:
+            self.leases.renew(found.lease, self.clock.at(min(at, now)) if self.clock.running else self.clock.at(now))
+
+    def restart(self, delay_s: float | None, now: float) -> None:
+        """The restart policy's answer. None: give up."""
+        if self.life.phase is not EnginePhase.DOWN or self.life.closing:
+            return
+        if delay_s is None:
+            self._fail(now, "the restart budget is used up")
+        else:
+            self.life.respawn_at = now + max(0.0, delay_s)
+
+    def close(self, drain_s: float, now: float) -> None:
+        """Nothing new; what is inside may end by itself until the drain is over. A later call can only shorten it."""
+        if self.life.phase is EnginePhase.CLOSED:
+            return
+        until = now + max(0.0, drain_s)
+        self.life.closing = True
+        self.life.drain_until = until if self.life.drain_until is None else min(until, self.life.drain_until)
+        self._became()
+        self._close_if_drained(now)
+
+    # --- inputs: the engine --------------------------------------------------------------------------------------
+
+    def pulse(self, pulse: ev.Pulse, now: float) -> None:
+        """The step stamps, read just now."""
+        self.watch.pulse = pulse
+
+    def receive(self, report: ev.Report, now: float) -> None:
+        """A report of another incarnation, or of one that is being killed, changes nothing (but its exit counts)."""
+        if report.incarnation != self.life.incarnation or self.life.over:
+            return
+        if isinstance(report, ev.Exited):
+            self._exited(report, now)
+        elif self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
+            self._receive_live(report, now)
+
+    def _receive_live(self, report: ev.Report, now: float) -> None:
+        match report:
+            case ev.Progress():
+                self._progressed(report, now)
+            case ev.Ready():
+                self._became_ready(report.facts, now)
+            case ev.BootFailed():
+                self._kill(Death(ev.Cause.BOOT, report.text, report.permanent, report.kind), now)
+            case ev.StepRaised():
+                self._kill(Death(ev.Cause.STEP_RAISED, report.text), now)
+            case ev.WireBroken():
+                self._kill(Death(ev.Cause.WIRE, report.text), now)
+
+    # --- inputs: time --------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Leases, then deadlines, then the watchdog, then admission."""
+        self._now = now
+        if self._expected is not None and now > self._expected + LATE:
+            self.watch.woke(now)
+        self._expire_leases(now)
+        self._expire_deadlines(now)
+        self._judge(now)
+        self._live_on(now)
+        self._admit_what_fits(now)
+
+    def leases_due(self, now: float) -> list[str]:
+        """Leases that the next tick at `now` would end: the driver asks for late evidence of them first."""
+        return self.leases.overdue(self.clock.at(now))
+
+    def next_wakeup(self) -> float | None:
+        """The instant at which `tick` has something to do if nothing else happens; None: never."""
+        readings = [self._ready.earliest(), self.leases.earliest()]
+        instants = [self.clock.instant(r) for r in readings if r is not None]
+        instants += [self._wall.earliest(), self.life.next(), self.watch.next(self._now)]
+        self._expected = min((at for at in instants if at is not None), default=None)
+        return self._expected
+
+    def poll(self) -> list[ev.Effect]:
+        """The effects since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,77 @@
+"""Leases: granted, renewed, and once over, over. On the ready clock, so that an outage costs no owner his lease."""
+
+from attrs import define, field
+
+from boundedgen._core._deadlines import Agenda
+
+
+@define(eq=False)
+class Lease:
+    id: str
+    owner: str
+    ttl: float
+    expires: float  #: reading of the ready clock
+    sequences: set[int] = field(factory=set)
+    graced: bool = False  #: had its grace, and was not renewed since
+
+
+class Leases:
+    """All leases that are live. One that is not in here never comes back."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._live: dict[str, Lease] = {}
+        self._agenda: Agenda[str] = Agenda()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, lease: str) -> bool:
+        return lease in self._live
+
+    def get(self, lease: str) -> Lease | None:
+        return self._live.get(lease)
+
+    def grant(self, lease: str, owner: str, ttl: float, reading: float) -> Lease:
+        assert lease not in self._live, "lease ids are never reused"
+        row = self._live[lease] = Lease(lease, owner, ttl, reading + ttl)
+        self._agenda.set(lease, row.expires)
+        return row
+
+    def renew(self, lease: str, reading: float) -> bool:
+        """Valid until `reading` + ttl. False: it is over, and nothing changes."""
+        row = self._live.get(lease)
+        if row is None or row.expires <= reading:
+            return False
+        row.graced = False
+        row.expires = max(row.expires, reading + row.ttl)
+        self._agenda.set(lease, row.expires)
+        return True
+
+    def end(self, lease: str) -> Lease | None:
+        row = self._live.pop(lease, None)
+        if row is not None:
+            self._agenda.set(lease, None)
+        return row
+
+    def earliest(self) -> float | None:
+        return self._agenda.earliest()
+
+    def overdue(self, reading: float) -> list[str]:
+        """Those whose time has come, earliest first, without ending them."""
+        found = list(self._agenda.due(reading))
+        for lease in found:
+            self._agenda.set(lease, self._live[lease].expires)
+        return found
+
+    def expired(self, reading: float) -> list[Lease]:
+        """End those whose time has come, earliest first."""
+        return [self._live.pop(lease) for lease in self._agenda.due(reading)]
+
+    def grace(self, reading: float) -> None:
+        """The engine is back: what was left plus a grace, at most the ttl; once, until it is renewed."""
+        for row in self._live.values():
+            if not row.graced:
+                row.graced = True
+                row.expires = max(row.expires, min(row.expires + self._grace, reading + row.ttl))
+                self._agenda.set(row.id, row.expires)

@@ -1,0 +1,74 @@
+"""The engine's own life: which incarnation there is, in which phase, and when the next one may start."""
+
+from attrs import define
+
+from boundedgen._bounds import Limits
+from boundedgen._core._events import Cause, EngineFacts
+from boundedgen._core._phases import EnginePhase, move
+
+
+@define
+class Death:
+    """Why the engine is going or gone."""
+
+    cause: Cause
+    detail: str
+    permanent: bool = False  #: cannot heal by trying again
+    kind: str = ""  #: of a boot failure: "model", "device", "memory" or "other"
+
+
+@define
+class Life:
+    limits: Limits
+    phase: EnginePhase = EnginePhase.DOWN
+    incarnation: int = 0
+    facts: EngineFacts | None = None  #: of the last incarnation that became ready
+    death: Death | None = None
+    killed_at: float | None = None
+    respawn_at: float | None = None
+    ready_at: float | None = None
+    failures: int = 0  #: in a row
+    failing_since: float = 0.0
+    closing: bool = False
+    drain_until: float | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.phase is EnginePhase.UP
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (EnginePhase.FAILED, EnginePhase.CLOSED)
+
+    def spawn(self) -> int:
+        """The next incarnation; the one before is reaped."""
+        move(self, EnginePhase.STARTING)
+        self.incarnation += 1
+        self.respawn_at = self.killed_at = self.ready_at = None
+        return self.incarnation
+
+    def ready(self, facts: EngineFacts, now: float) -> None:
+        move(self, EnginePhase.UP)
+        self.facts, self.ready_at, self.death = facts, now, None
+
+    def die(self, death: Death, now: float) -> None:
+        move(self, EnginePhase.DYING)
+        self.death, self.killed_at = death, now
+        if death.cause is not Cause.CLOSE:
+            self.failing_since = self.failing_since if self.failures else now
+            self.failures += 1
+
+    def served(self, now: float, forget_after: float) -> None:
+        """Tokens came out. The failures before are forgotten once this incarnation has served for `forget_after`."""
+        if self.failures and self.ready_at is not None and now - self.ready_at >= forget_after:
+            self.failures = 0
+
+    def reap_overdue_at(self) -> float | None:
+        return (
+            None if self.killed_at is None or self.phase is not EnginePhase.DYING else self.killed_at + self.limits.reap
+        )
+
+    def next(self) -> float | None:
+        """The next instant at which something here is due."""
+        found = [self.reap_overdue_at(), self.respawn_at, self.drain_until]
+        return min((at for at in found if at is not None), default=None)

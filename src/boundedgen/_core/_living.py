@@ -1,0 +1,162 @@
+"""The engine's life: started, ready, killed, reaped, started again or given up, closed."""
+
+from boundedgen._core import _events as ev
+from boundedgen._core._admission import Capacity
+from boundedgen._core._life import Death
+from boundedgen._core._occupying import Occupying
+from boundedgen._core._phases import EnginePhase, SequencePhase, move
+from boundedgen._errors import FinishReason as Why
+
+#: What health calls the phases; before the first READY, everything on the way there is STARTING.
+STATES = {
+    EnginePhase.STARTING: "recovering",
+    EnginePhase.UP: "ready",
+    EnginePhase.DYING: "recovering",
+    EnginePhase.DOWN: "recovering",
+    EnginePhase.FAILED: "failed",
+    EnginePhase.CLOSED: "closed",
+}
+
+
+class Living(Occupying):
+    _state = ""
+
+    def state(self) -> str:
+        """What health says, but for STALLED, which is a matter of the moment at which it is asked."""
+        state = STATES[self.life.phase]
+        if self.life.closing and not self.life.over:
+            return "draining"
+        return "starting" if state == "recovering" and self.life.facts is None else state
+
+    def _became(self) -> None:
+        """Tell it, if what health says has changed."""
+        state = self.state()
+        if state != self._state:
+            self._state = state
+            death = self.life.death
+            self._effects.append(ev.Became(state, "" if death is None else f"{death.cause.value}: {death.detail}"))
+
+    def _spawn(self, now: float) -> None:
+        incarnation = self.life.spawn()
+        self.watch.boot(now)
+        self._effects.append(ev.Spawn(incarnation))
+        self._became()
+
+    def _became_ready(self, facts: ev.EngineFacts, now: float) -> None:
+        if self.life.phase is not EnginePhase.STARTING:
+            return
+        again = self.life.facts is not None
+        self.life.ready(facts, now)
+        self.watch.ready()
+        self.ledger.open(Capacity.of(facts, self.limits.running_max))
+        self.clock.run(now)
+        if again:
+            self.tally.restarts += 1
+            self.leases.grace(self.clock.at(now))
+        self._became()
+        self._turn_away_what_no_longer_fits(now)
+
+    def _turn_away_what_no_longer_fits(self, now: float) -> None:
+        """An engine that sizes its cache by bytes can come back smaller."""
+        for sequence in [s for s in self.sequences.values() if s.cleared and s.stay is None]:
+            self.queue.remove(sequence.id)
+            self._enqueue(sequence, now)
+
+    def _judge(self, now: float) -> None:
+        verdict = self.watch.verdict(now) if not self.life.over else None
+        if verdict is not None:
+            self._kill(Death(*verdict), now)
+
+    def _kill(self, death: Death, now: float) -> None:
+        """Answer the callers first, then kill. What the engine holds is gone only when its process is."""
+        self._dying(death, now)
+        self._effects.append(ev.Kill(self.life.incarnation, death.cause, death.detail))
+        self.tally.kills[death.cause.value] += 1
+
+    def _dying(self, death: Death, now: float) -> None:
+        self.life.die(death, now)
+        self.clock.stand(now)
+        self.watch.over()
+        closing = death.cause is ev.Cause.CLOSE
+        lost = [s for s in self.sequences.values() if s.phase is SequencePhase.RUNNING]
+        for sequence in lost:
+            why = Why.SHUTDOWN if closing else Why.ENGINE_LOST
+            self._settle(sequence, why, now, "" if closing else f"{death.cause.value}: {death.detail}")
+        if self.life.closing:
+            self._settle_all(Why.SHUTDOWN, now)
+        self._became()
+
+    def _settle_all(self, why: Why, now: float, detail: str = "") -> None:
+        for sequence in list(self.sequences.values()):
+            self._settle(sequence, why, now, detail)
+
+    def _exited(self, report: ev.Exited, now: float) -> None:
+        """The process is reaped: whatever it held is gone with it."""
+        if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
+            self._dying(Death(ev.Cause.DIED, _how(report)), now)
+            self.tally.kills[ev.Cause.DIED.value] += 1
+        if self.life.phase is not EnginePhase.DYING:
+            return
+        for stay in list(self.stays.values()):
+            self._gone(stay, 0, 0.0, "died", now)
+        self.ledger.capacity = None
+        self._after_death(now)
+        self._became()
+
+    def _after_death(self, now: float) -> None:
+        death = self.life.death
+        assert death is not None
+        if self.life.closing:
+            move(self.life, EnginePhase.CLOSED)
+        elif death.permanent:
+            self._fail(now, death.detail)
+        else:
+            move(self.life, EnginePhase.DOWN)
+            life = self.life
+            self._effects.append(ev.DecideRestart(life.incarnation, life.failures, life.failing_since, death.cause))
+
+    def _fail(self, now: float, detail: str) -> None:
+        """Give up: everything is settled, and nothing is accepted any more."""
+        move(self.life, EnginePhase.FAILED)
+        self._settle_all(Why.ENGINE_FAILED, now, detail)
+        self.failed_because = detail
+        self._became()
+
+    failed_because = ""
+
+    def _live_on(self, now: float) -> None:
+        """Timers of the engine's life."""
+        overdue = self.life.reap_overdue_at()
+        if overdue is not None and now >= overdue:
+            self._unkillable(now)
+        if self.life.respawn_at is not None and now >= self.life.respawn_at and not self.life.closing:
+            self._spawn(now)
+        self._close_if_drained(now)
+
+    def _unkillable(self, now: float) -> None:
+        """Killed, and still there: it may hold the device for ever, so no second one is started beside it."""
+        if self.life.closing:
+            move(self.life, EnginePhase.CLOSED)
+            self._became()
+        else:
+            self._fail(now, f"the killed engine has not left within {self.limits.reap:g} s")
+
+    def _close_if_drained(self, now: float) -> None:
+        """While draining: close once nothing is left inside, or the time is up."""
+        life = self.life
+        if not life.closing or life.drain_until is None or life.phase is EnginePhase.CLOSED:
+            return
+        if now < life.drain_until and self.sequences and life.phase in (EnginePhase.UP, EnginePhase.STARTING):
+            return
+        life.drain_until = life.respawn_at = None
+        self._settle_all(Why.SHUTDOWN, now)
+        if life.phase in (EnginePhase.STARTING, EnginePhase.UP):
+            self._kill(Death(ev.Cause.CLOSE, "closed"), now)
+        elif life.phase is not EnginePhase.DYING:
+            move(life, EnginePhase.CLOSED)
+        self._became()
+
+
+def _how(report: ev.Exited) -> str:
+    how = f"signal {-report.status}" if report.status < 0 else f"exit status {report.status}"
+    return f"the process ended by itself: {how}"

@@ -1,0 +1,79 @@
+"""How a sequence gets into the engine, and how its stay there ends."""
+
+from boundedgen._core import _events as ev
+from boundedgen._core._phases import SequencePhase, StayPhase, move
+from boundedgen._core._sequences import Sequence
+from boundedgen._core._settling import Settling
+from boundedgen._core._stays import Stay
+from boundedgen._errors import FinishReason as Why
+
+
+class Occupying(Settling):
+    def _admit_what_fits(self, now: float) -> None:
+        """First come, first served: one that does not fit yet is not overtaken."""
+        capacity = self.ledger.capacity
+        while self.life.up and capacity is not None and (sequence := self.queue.head()) is not None:
+            probe = sequence.submission.probe
+            needs = () if probe else self._needs(sequence, capacity)
+            if self.ledger.probe_held if probe else not self.ledger.fits(needs):
+                return
+            self._admit(sequence, needs, now)
+
+    def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float) -> None:
+        self.queue.remove(sequence.id)
+        self._last_stay += 1
+        probe = sequence.submission.probe
+        stay = Stay(self._last_stay, sequence.id, self.life.incarnation, needs, now, probe)
+        if probe:
+            self.ledger.probe_held = True
+        else:
+            self.ledger.reserve(needs)
+        self.stays[stay.id] = stay
+        sequence.stay = stay.id
+        move(sequence, SequencePhase.RUNNING)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
+            self.tally.prompt_tokens += sequence.submission.prompt_tokens
+        self._schedule(sequence)
+        self.watch.ordered("admit", stay.id, now)
+        self.watch.holding(True, now)
+        self._effects.append(ev.Admit(self.life.incarnation, stay.id, sequence.id, sequence.total_at))
+
+    def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:
+        """The one exit of every stay."""
+        forced = stay.phase is StayPhase.STOPPING and stay.stop_at is not None
+        move(stay, StayPhase.GONE)
+        del self.stays[stay.id]
+        self.watch.gone(stay.id)
+        if stay.probe:
+            self.ledger.probe_held = False
+        else:
+            self.ledger.give_back(stay.needs)
+        if forced and proof not in ("died", "refused"):
+            self.tally.reclaim(steps, seconds)
+        self.watch.holding(bool(self.stays), now)
+        self._effects.append(ev.Prove(stay.sequence, stay.id, steps, seconds, proof))
+        sequence = self.sequences.get(stay.sequence)
+        if sequence is not None and sequence.stay == stay.id:
+            sequence.stay = None
+            if sequence.phase is SequencePhase.WAITING:
+                self._enqueue(sequence, now)
+
+    def _requeue(self, sequence: Sequence, now: float) -> None:
+        """It waits again, in its old place; it can be admitted once its old stay is GONE."""
+        move(sequence, SequencePhase.WAITING)
+        self.tally.requeued += 1
+        if sequence.stay is not None:
+            self._stop(self.stays[sequence.stay], now)
+
+    def _reconcile(self, held: frozenset[int], now: float) -> None:
+        """The child's table against ours, by id."""
+        for ghost in sorted(held - self.stays.keys()):
+            self.tally.ghosts += 1
+            self._effects.append(ev.Stop(self.life.incarnation, ghost))
+        for stay in [s for s in self.stays.values() if s.taken and s.id not in held]:
+            self.tally.forgotten += 1
+            sequence = self.sequences.get(stay.sequence)
+            self._gone(stay, 0, 0.0, "reconciled", now)
+            if sequence is not None and sequence.phase is SequencePhase.RUNNING:
+                self._settle(sequence, Why.ENGINE_LOST, now, "the engine no longer knows it")

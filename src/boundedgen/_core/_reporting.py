@@ -1,0 +1,123 @@
+"""What a report of the engine changes."""
+
+from boundedgen._core import _events as ev
+from boundedgen._core._living import Living
+from boundedgen._core._phases import SequencePhase, StayPhase, move
+from boundedgen._core._sequences import Sequence
+from boundedgen._errors import FinishReason as Why
+
+CACHE_TRIES = 3  #: stays that the engine may end for lack of cache before the sequence is given up
+
+
+class Reporting(Living):
+    def _progressed(self, report: ev.Progress, now: float) -> None:
+        if not self.life.up:
+            return
+        self.last_report = report
+        self.tally.steps += max(0, report.steps - self.watch.steps)
+        self.watch.reported(report, now)
+        for id_ in report.taken:
+            self._taken(id_)
+        for output in report.outputs:
+            self._output(output, now)
+        for finish in report.finished:
+            self._finished(finish, now)
+        for id_ in report.stopping:
+            self._stop_taken(id_, report.steps - 1, now)
+        for refusal in report.refused:
+            self._refused(refusal, now)
+        for release in report.released:
+            self._released(release, now)
+        if report.held is not None:
+            self._reconcile(frozenset(report.held), now)
+        self._close_if_drained(now)
+
+    def _taken(self, id_: int) -> None:
+        stay = self.stays.get(id_)
+        if stay is not None:
+            stay.taken = True
+            self.watch.taken("admit", id_)
+
+    def _output(self, output: ev.Output, now: float) -> None:
+        stay = self.stays.get(output.stay)
+        sequence = None if stay is None else self.sequences.get(stay.sequence)
+        if stay is None or sequence is None or sequence.stay != stay.id or stay.phase is not StayPhase.ADMITTED:
+            self.tally.late_tokens += len(output.token_ids)
+            return
+        sequence.tokens += len(output.token_ids)
+        self.tally.tokens += len(output.token_ids)
+        self.life.served(now, self._forget_after)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        sequence.reading = self.clock.at(now)
+        if sequence.bounds.first_token is not None or sequence.bounds.next_token is not None:
+            self._schedule(sequence)
+        self._effects.append(ev.Emit(sequence.id, output.token_ids, output.logprobs))
+
+    def _finished(self, finish: ev.Finish, now: float) -> None:
+        """The engine ended it by itself, and holds it until the release that follows."""
+        stay = self.stays.get(finish.stay)
+        if stay is None or stay.phase is not StayPhase.ADMITTED:
+            return
+        sequence = self.sequences[stay.sequence]
+        move(stay, StayPhase.STOPPING)
+        self.watch.reclaiming(stay.id, self.watch.steps - 1, now)
+        tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
+        if finish.results:
+            self.tally.tokens += tokens - sequence.tokens
+            sequence.tokens = tokens
+            self.life.served(now, self._forget_after)
+        if finish.why == "ignored":
+            self._lost_to_the_cache(sequence, now)
+        elif finish.why == "length" and not tokens:
+            self._settle(sequence, Why.ENGINE_LOST, now, "the engine finished it without a token")
+        else:
+            self._settle(sequence, Why(finish.why), now, results=finish.results)
+
+    def _lost_to_the_cache(self, sequence: Sequence, now: float) -> None:
+        """One that had shown nothing yet is tried again; any other cannot be continued."""
+        sequence.lost += 1
+        if sequence.tokens or sequence.lost >= CACHE_TRIES:
+            self._settle(sequence, Why.CACHE_EXHAUSTED, now, "the engine ran out of cache blocks")
+        else:
+            self._requeue(sequence, now)
+
+    def _stop_taken(self, id_: int, steps: int, now: float) -> None:
+        """Also for one that the child stopped at its deadline before we did."""
+        stay = self.stays.get(id_)
+        if stay is None:
+            return
+        self.watch.taken("stop", id_)
+        self.watch.taken("admit", id_)
+        self.watch.reclaiming(id_, steps, now)
+        if stay.phase is StayPhase.ADMITTED:
+            move(stay, StayPhase.STOPPING)
+            stay.stop_at = now
+
+    def _refused(self, refusal: ev.Refusal, now: float) -> None:
+        stay = self.stays.get(refusal.stay)
+        if stay is None:
+            return
+        sequence = self.sequences.get(stay.sequence)
+        self._gone(stay, 0, 0.0, "refused", now)
+        if sequence is not None:
+            self._settle(sequence, Why.REJECTED, now, refusal.text)
+
+    def _released(self, release: ev.Release, now: float) -> None:
+        self.tally.late_tokens += release.late_tokens
+        stay = self.stays.get(release.stay)
+        if stay is None:
+            return
+        facts = self.life.facts
+        sequence = self.sequences.get(stay.sequence)
+        self._gone(stay, release.steps, release.seconds, "" if facts is None else facts.proof, now)
+        if sequence is not None and sequence.phase is SequencePhase.RUNNING:
+            # Stopped by the child at its deadline, which our own timer has not seen yet; or lost without a word.
+            self._overtaken(sequence, now)
+
+    def _overtaken(self, sequence: Sequence, now: float) -> None:
+        wall = sequence.wall_deadline()
+        if wall is not None and wall.at <= now:
+            self._settle(sequence, Why.DEADLINE, now, bound=wall.bound, at=wall.at)
+        else:
+            self._settle(sequence, Why.ENGINE_LOST, now, "the engine let go of it without an answer")

@@ -1,0 +1,120 @@
+"""A sequence: deadlines, a lease, tokens and a result. And the queue of those that wait."""
+
+import heapq
+
+from attrs import define, field, frozen
+
+from boundedgen._bounds import Bounds, Deadline
+from boundedgen._core._phases import SequencePhase
+
+
+@frozen
+class Submission:
+    """All that the core needs to know of a request. Prompt and configuration stay with the driver."""
+
+    id: int
+    prompt_tokens: int
+    max_new_tokens: int
+    sequences: int = 1
+    bounds: Bounds = field(factory=Bounds)
+    submitted_at: float = 0.0
+    owner: str = ""
+    label: str = ""
+    priority: int = 0
+    lease: str | None = None
+    implicit_ttl: float | None = None
+    cleared: bool = True
+    probe: bool = False
+
+
+@define(eq=False)
+class Sequence:
+    submission: Submission
+    reading: float  #: of the ready clock, at submission or at the last visible token
+    bounds: Bounds = field(init=False)  #: tightened ones; `first_token` and `next_token` count from `reading`
+    phase: SequencePhase = SequencePhase.WAITING
+    stay: int | None = None  #: its stay that is not GONE; a SETTLED sequence can have one that is STOPPING
+    cleared: bool = field(init=False)
+    tokens: int = 0  #: visible so far
+    admitted_at: float | None = None  #: the first time
+    first_token_at: float | None = None
+    lost: int = 0  #: stays that the engine ended for lack of cache
+    lease: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.bounds, self.cleared = self.submission.bounds, self.submission.cleared
+
+    @property
+    def id(self) -> int:
+        return self.submission.id
+
+    @property
+    def total_at(self) -> float:
+        """Monotonic instant of the bound `total`; infinite without one."""
+        total = self.bounds.total
+        return float("inf") if total is None else self.submission.submitted_at + total
+
+    def wall_deadline(self) -> Deadline | None:
+        """The earlier of `total` and, until it was first admitted, `queued`. Monotonic."""
+        found = [] if self.bounds.total is None else [Deadline(self.total_at, "total")]
+        if self.bounds.queued is not None and self.admitted_at is None:
+            found.append(Deadline(self.submission.submitted_at + self.bounds.queued, "queued"))
+        return min(found, key=lambda d: d.at, default=None)
+
+    def ready_deadline(self) -> Deadline | None:
+        """`first_token` until there is one, then `next_token`; `at` is a reading of the ready clock."""
+        name = "first_token" if self.first_token_at is None else "next_token"
+        bound = self.bounds.first_token if self.first_token_at is None else self.bounds.next_token
+        return None if bound is None else Deadline(self.reading + bound, name)
+
+    def shrink(self, bounds: Bounds, at: float, reading: float) -> None:
+        """`total` counts from submission, the rest from `at`; a bound only shrinks."""
+        waited = at - self.submission.submitted_at
+        later = reading - self.reading
+        queued = None if bounds.queued is None else bounds.queued + waited
+        first = None if bounds.first_token is None else bounds.first_token + later
+        gap = bounds.next_token
+        if gap is not None and self.first_token_at is not None and self.bounds.next_token is not None:
+            # The gap that is under way may last until the earlier of its old end and `at` + the new bound.
+            self.reading = min(self.reading + self.bounds.next_token, reading + gap) - min(gap, self.bounds.next_token)
+        elif gap is not None:
+            self.reading = reading if self.first_token_at is not None else self.reading
+        self.bounds = self.bounds.tightest(Bounds(total=bounds.total, queued=queued, first_token=first, next_token=gap))
+
+
+class Queue:
+    """Those that wait and may be admitted: higher priority first, then in the order of submission.
+
+    A requeued sequence keeps its place, since its id is its order. Removal is lazy.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._inside: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    def add(self, sequence: Sequence) -> None:
+        self._inside[sequence.id] = sequence
+        heapq.heappush(self._heap, (-sequence.submission.priority, sequence.id))
+
+    def remove(self, sequence: int) -> None:
+        self._inside.pop(sequence, None)
+
+    def head(self) -> Sequence | None:
+        while self._heap and self._heap[0][1] not in self._inside:
+            heapq.heappop(self._heap)
+        return self._inside[self._heap[0][1]] if self._heap else None
+
+
+@frozen
+class Ended:
+    """A row kept of a settled sequence."""
+
+    id: int
+    label: str
+    owner: str
+    reason: str
+    bound: str = ""
+    tokens: int = 0

@@ -1,0 +1,108 @@
+"""How a sequence comes in and how it is answered: its deadlines, its lease, and the one exit."""
+
+from attrs import evolve
+
+from boundedgen._core import _events as ev
+from boundedgen._core._admission import Capacity
+from boundedgen._core._books import Books
+from boundedgen._core._leases import Lease
+from boundedgen._core._phases import SequencePhase, move
+from boundedgen._core._sequences import Ended, Sequence
+from boundedgen._errors import FinishReason as Why
+
+
+class Settling(Books):
+    def _join_lease(self, sequence: Sequence, now: float) -> bool:
+        """False: the lease it was submitted under is over."""
+        submission = sequence.submission
+        sequence.lease = submission.lease
+        if submission.lease is None and submission.implicit_ttl is not None:
+            sequence.lease = f"implicit-{sequence.id}"
+            self.leases.grant(sequence.lease, submission.owner, submission.implicit_ttl, self.clock.at(now))
+        if sequence.lease is None:
+            return True
+        row = self.leases.get(sequence.lease)
+        if row is None:
+            return False
+        row.sequences.add(sequence.id)
+        return True
+
+    def _enqueue(self, sequence: Sequence, now: float) -> None:
+        capacity = self.ledger.capacity
+        if capacity is not None and not sequence.submission.probe and capacity.lacking(self._needs(sequence, capacity)):
+            self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")
+        else:
+            self.queue.add(sequence)
+
+    def _needs(self, sequence: Sequence, capacity: Capacity) -> tuple[int, ...]:
+        submission = sequence.submission
+        return capacity.needs(submission.prompt_tokens, submission.max_new_tokens, submission.sequences)
+
+    def _end(self, sequence: int, why: Why, now: float, detail: str = "") -> bool:
+        found = self.sequences.get(sequence)
+        if found is None:
+            return False
+        self._settle(found, why, now, detail)
+        return True
+
+    def _settle(
+        self,
+        sequence: Sequence,
+        why: Why,
+        now: float,
+        detail: str = "",
+        *,
+        bound: str = "",
+        at: float = 0.0,
+        results: tuple[ev.SequenceResult, ...] = (),
+    ) -> None:
+        """The one exit of every sequence: answer the caller, forget its timers, stop what it still has inside."""
+        move(sequence, SequencePhase.SETTLED)
+        del self.sequences[sequence.id]
+        self.queue.remove(sequence.id)
+        self._wall.set(sequence.id, None)
+        self._ready.set(sequence.id, None)
+        self._leave_lease(sequence)
+        self.tally.finished[why.value] += 1
+        if bound:
+            self.tally.deadlines[bound] += 1
+        submission = sequence.submission
+        self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))
+        self._effects.append(ev.Settle(sequence.id, why.value, detail, bound, at, results))
+        if sequence.stay is not None:
+            self._stop(self.stays[sequence.stay], now)
+
+    def _leave_lease(self, sequence: Sequence) -> None:
+        row = None if sequence.lease is None else self.leases.get(sequence.lease)
+        if row is not None:
+            row.sequences.discard(sequence.id)
+            if sequence.submission.lease is None:
+                self.leases.end(row.id)
+
+    def _end_lease(self, row: Lease, how: str, now: float) -> None:
+        self.tally.leases[how] += 1
+        self._effects.append(ev.EndLease(row.id, how))
+        for sequence in sorted(row.sequences):
+            self._end(sequence, Why.LEASE, now, f"its lease was {how}" if how == "revoked" else "its lease expired")
+
+    def _expire_leases(self, now: float) -> None:
+        for row in self.leases.expired(self.clock.at(now)):
+            self._end_lease(row, "expired", now)
+
+    def _expire_deadlines(self, now: float) -> None:
+        """Earliest first within each clock; one that is due on both is named by the earlier of the two."""
+        for due in list(self._wall.due(now)):
+            self._expire(self.sequences[due], now)
+        if self.clock.running:
+            for due in list(self._ready.due(self.clock.at(now))):
+                if due in self.sequences:
+                    self._expire(self.sequences[due], now)
+
+    def _expire(self, sequence: Sequence, now: float) -> None:
+        wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
+        at = None if ready is None else self.clock.instant(ready.at)
+        found = [wall] if wall is not None else []
+        if ready is not None and at is not None:
+            found.append(evolve(ready, at=at))
+        deadline = min(found, key=lambda d: d.at)
+        self._settle(sequence, Why.DEADLINE, now, bound=deadline.bound, at=deadline.at)

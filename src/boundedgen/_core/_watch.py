@@ -1,0 +1,185 @@
+"""Is the engine doing what it was told, in time? Every budget of design §3.3, and what is judged by which evidence.
+
+Evidence is judged only if it was gathered after the driver woke up: `woke` moves the beginning of every clock to now,
+so that a suspended machine, or a parent that was stopped, is not taken for a hung engine.
+"""
+
+from collections.abc import Iterator
+
+from attrs import define, field
+
+from boundedgen._bounds import Limits
+from boundedgen._core._events import Cause, Progress, Pulse
+
+FIRST_STEPS = 3  #: steps of an incarnation that have `Limits.first_step` on top of their budget
+ACK_STEPS = 4  #: whole steps that must have been reported since a command was sent, before its ack is overdue
+LATE = 0.5  #: seconds by which a wake-up may be late before older evidence is void
+LOOK = 1.0  #: while there is work, the driver looks at least this often, so that it can tell that it was stopped
+
+
+@define
+class _Order:
+    """A command that the engine has not acknowledged."""
+
+    at: float
+    outside: float  # reading of the outside clock
+    steps: int  # steps ended, as reported
+
+
+@define
+class _Reclaim:
+    """A stop that the engine has taken; its release is not proved yet."""
+
+    at: float
+    outside: float
+    steps: int
+
+
+@define
+class Watch:
+    limits: Limits
+    pulse: Pulse = field(factory=Pulse)
+    steps: int = 0  #: steps ended, as reported
+    reported_end: float = float("-inf")  #: of the last of them
+    boot_at: float | None = None
+    progress_at: float | None = None  #: None while the engine holds nothing
+    _woke_at: float = float("-inf")
+    _woke_outside: float = float("-inf")
+    _orders: dict[tuple[str, int], _Order] = field(factory=dict)
+    _reclaims: dict[int, _Reclaim] = field(factory=dict)
+    _ready: bool = False
+
+    def boot(self, now: float) -> None:
+        """A new incarnation has been started."""
+        self.boot_at, self._ready = now, False
+        self.pulse, self.steps, self.progress_at = Pulse(), 0, None
+        self._orders.clear()
+        self._reclaims.clear()
+
+    def ready(self) -> None:
+        self.boot_at, self._ready = None, True
+
+    def over(self) -> None:
+        """The incarnation is being killed, or is gone: nothing is expected of it any more."""
+        self.boot_at, self._ready, self.progress_at = None, False, None
+        self._orders.clear()
+        self._reclaims.clear()
+
+    # --- what happened -------------------------------------------------------------------------------------------
+
+    def woke(self, now: float) -> None:
+        """The driver did not run for a while; what it reads from now on is fresh, what it knew is not."""
+        self._woke_at, self._woke_outside = now, self._outside(now)
+
+    def ordered(self, what: str, stay: int, now: float) -> None:
+        self._orders[what, stay] = _Order(now, self._outside(now), self.steps)
+
+    def taken(self, what: str, stay: int) -> None:
+        self._orders.pop((what, stay), None)
+
+    def reclaiming(self, stay: int, steps: int, now: float) -> None:
+        """The engine took the stop after `steps` steps had ended, or ended the stay itself in the step before."""
+        self._reclaims.setdefault(stay, _Reclaim(now, self._outside(now), steps))
+
+    def gone(self, stay: int) -> None:
+        self._reclaims.pop(stay, None)
+        for what in ("admit", "stop"):
+            self._orders.pop((what, stay), None)
+
+    def reported(self, report: Progress, now: float) -> None:
+        self.steps, self.reported_end = report.steps, report.ended
+        if self.progress_at is not None and (report.scheduled or report.taken or report.released or report.finished):
+            self.progress_at = now
+
+    def holding(self, anything: bool, now: float) -> None:
+        """Progress is expected exactly while the engine holds something."""
+        if not anything:
+            self.progress_at = None
+        elif self.progress_at is None:
+            self.progress_at = now
+
+    # --- what is overdue -----------------------------------------------------------------------------------------
+
+    def _outside(self, now: float) -> float:
+        """A clock that stands still inside of steps."""
+        inside = now - self.pulse.begun_at if self.pulse.in_step else 0.0
+        return now - self.pulse.inside_s - max(0.0, inside)
+
+    def step_budget(self) -> float:
+        """Seconds that the step in flight may take."""
+        limits, pulse = self.limits, self.pulse
+        budget = limits.step + limits.step_per_token * pulse.scheduled + limits.step_per_attention * pulse.attention
+        first = limits.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0
+        return min(budget, limits.step_max) + first
+
+    def _since(self, at: float) -> float:
+        return max(at, self._woke_at)
+
+    def _since_outside(self, reading: float, now: float) -> float:
+        """The instant at which, with the engine outside of steps from now on, the clock began at `reading`."""
+        return now - (self._outside(now) - max(reading, self._woke_outside))
+
+    def _dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+        """Every instant at which something becomes overdue if nothing changes until then."""
+        limits, pulse = self.limits, self.pulse
+        if self.boot_at is not None:
+            yield self._since(self.boot_at) + limits.boot, Cause.BOOT, f"not ready within {limits.boot:g} s"
+        if not self._ready:
+            return
+        if pulse.in_step:
+            budget = self.step_budget()
+            detail = f"step {pulse.steps_begun} ({pulse.scheduled} tokens) did not return within {budget:.3g} s"
+            yield self._since(pulse.begun_at) + budget, Cause.STEP, detail
+        else:
+            yield from self._outside_dues(now)
+        yield from self._stepping_dues(now)
+
+    def _outside_dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+        """Overdue by time outside of steps: the engine is between steps, or does not step at all."""
+        limits = self.limits
+        for (what, stay), order in self._orders.items():
+            at = self._since_outside(order.outside, now) + limits.ack
+            yield at, Cause.ACK, f"{what} of stay {stay} not taken within {limits.ack:g} s outside of steps"
+        for stay, reclaim in self._reclaims.items():
+            at = self._since_outside(reclaim.outside, now) + limits.reclaim
+            yield at, Cause.RECLAIM, f"stay {stay} not released within {limits.reclaim:g} s outside of steps"
+        if self.progress_at is not None:
+            # The report of a step that just ended may still be on its way, so the step itself counts as progress here.
+            at = self._since(max(self.progress_at, self.pulse.ended_at)) + limits.progress
+            yield at, Cause.PROGRESS, f"no step for {limits.progress:g} s with work in the engine"
+
+    def _stepping_dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+        """Overdue by steps that returned. The step in flight is judged by its own budget only."""
+        limits = self.limits
+        for (what, stay), order in self._orders.items():
+            if self.steps - order.steps >= ACK_STEPS:
+                yield (
+                    self._since(order.at) + limits.ack,
+                    Cause.ACK,
+                    f"{what} of stay {stay} not taken in {ACK_STEPS} steps",
+                )
+        for stay, reclaim in self._reclaims.items():
+            if self.steps - reclaim.steps >= limits.reclaim_steps:
+                yield (
+                    self._since(reclaim.at),
+                    Cause.RECLAIM,
+                    f"stay {stay} not released in {limits.reclaim_steps} steps",
+                )
+        if self.progress_at is not None and self.reported_end - self._since(self.progress_at) > limits.progress:
+            detail = f"steps return, but nothing was scheduled and nothing released for {limits.progress:g} s"
+            yield self._since(self.progress_at) + limits.progress, Cause.PROGRESS, detail
+
+    def verdict(self, now: float) -> tuple[Cause, str] | None:
+        """What is overdue, the earliest first; None: all is well."""
+        overdue = [(at, cause, detail) for at, cause, detail in self._dues(now) if at <= now]
+        if not overdue:
+            return None
+        _, cause, detail = min(overdue, key=lambda row: row[0])
+        return cause, detail
+
+    def next(self, now: float) -> float | None:
+        """When to look again; at most LOOK seconds ahead while there is work."""
+        earliest = min((at for at, _, _ in self._dues(now)), default=None)
+        if earliest is None:
+            return None
+        return max(now, min(earliest, now + LOOK))
