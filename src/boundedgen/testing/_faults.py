@@ -1,0 +1,53 @@
+"""Faults of a simulated engine, as data."""
+
+import enum
+from typing import final
+
+from attrs import field, frozen
+
+__all__ = ["Fault", "FaultKind"]
+
+
+@final
+class FaultKind(enum.StrEnum):
+    """What can go wrong with one incarnation. Lasting ones hold until it is dead; the rest happen once."""
+
+    CRASH = "crash"  #: the process dies of `signal` inside a step
+    WEDGE = "wedge"  #: a step never returns; the pulse says so
+    RAISE = "raise"  #: a step raises; the engine is poisoned for ever
+    SLOW = "slow"  #: a step takes `seconds` longer
+    LOST_STOP = "lost_stop"  #: the child takes a stop and says so, the engine never acts on it
+    LATE_FREE = "late_free"  #: a stopped stay is released only `steps` steps later than it should
+    LEAK = "leak"  #: a stay that ends, in whichever way, is never released
+    IGNORE = "ignore"  #: a stay is set IGNORED, as if the cache had run out
+    NO_PROGRESS = "no_progress"  #: lasting: steps return, nothing is scheduled, nothing released
+    DEAF = "deaf"  #: lasting: commands are not taken any more, steps go on
+    LOST_COMMAND = "lost_command"  #: one command vanishes
+    REFUSE = "refuse"  #: an admission is refused
+    GHOST = "ghost"  #: a stay that was reported released stays in the table, with its blocks, until stopped again
+    FORGOTTEN = "forgotten"  #: a stay vanishes from the engine without a word
+    STILLBORN = "stillborn"  #: the boot never ends
+    BOOT_FAILS = "boot_fails"  #: the boot ends in `BootFailed` (`permanent`), then the process exits
+    BOOT_DIES = "boot_dies"  #: the process dies of `signal` while it boots
+    GARBAGE = "garbage"  #: a frame that cannot be read, after a step
+    UNKILLABLE = "unkillable"  #: lasting: a kill has no effect, `Exited` never comes
+    LATE_WORDS = "late_words"  #: reports of this incarnation arrive once more after the next one was spawned
+
+
+@final
+@frozen(kw_only=True)
+class Fault:
+    """One fault and its trigger: the first step numbered `at_step` or later in which `stay`, if given, is concerned."""
+
+    kind: FaultKind
+    at_step: int = 1  #: steps of an incarnation are numbered from 1
+    stay: int | None = None
+    seconds: float = 0.0  #: for SLOW
+    steps: int = 1  #: for LATE_FREE
+    signal: int = 11  #: for CRASH and BOOT_DIES
+    permanent: bool = False  #: for BOOT_FAILS
+    text: str = field(default="simulated fault")
+
+    def due(self, step: int, stays: frozenset[int] | None = None) -> bool:
+        """True in step number `step`, in which `stays` are concerned (None: whichever)."""
+        return step >= self.at_step and (self.stay is None or stays is None or self.stay in stays)

@@ -1,0 +1,47 @@
+"""What a simulated engine serves, and how fast."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+from attrs import field, frozen
+
+from boundedgen._core._events import EngineFacts, PoolFacts
+
+__all__ = ["SimModel"]
+
+
+def _never(prompt: Sequence[int]) -> int | None:
+    return None
+
+
+@final
+@frozen(kw_only=True)
+class SimModel:
+    """What the simulated engine serves, and how fast. Seconds are virtual."""
+
+    pools: tuple[PoolFacts, ...] = (PoolFacts(name="kv", blocks=65, tokens_per_block=32),)
+    probe_blocks: Mapping[str, int] = field(factory=lambda: {"kv": 1})
+    running_max: int = 16
+    max_num_batched_tokens: int = 256
+    vocab_size: int = 259
+    eos_token_id: int = 2
+    natural_length: Callable[[Sequence[int]], int | None] = _never  #: eos as that output token; None: at no length
+    boot_s: float = 4.0
+    step_s: float = 0.02  #: base of a step
+    token_s: float = 0.001  #: added for each scheduled token
+    exit_s: float = 0.07  #: from a kill, or a death, to `Exited`
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts(
+            device="SIM",
+            versions={"sim": "1"},
+            pools=self.pools,
+            block_size=next(p.tokens_per_block or 1 for p in self.pools if p.name == "kv"),
+            cache_bytes=None,
+            vocab_size=self.vocab_size,
+            running_max=self.running_max,
+            probe_blocks=dict(self.probe_blocks),
+            max_prompt_tokens=None,
+            hybrid=len(self.pools) > 1,
+            proof="perf_metrics",
+        )

@@ -1,0 +1,56 @@
+"""What the simulated child keeps: a row a stay, the news for its next report, the step in flight."""
+
+from typing import final
+
+from attrs import define, field
+
+from boundedgen._core._events import Finish, Output, Refusal, Release
+from boundedgen.abc import Request
+from boundedgen.testing._faults import Fault
+from boundedgen.testing._sim_scheduler import StepOutcome
+
+__all__ = ["News", "Row", "Step"]
+
+
+@final
+@define(eq=False)
+class Row:
+    """The child's own table: what it knows of a stay."""
+
+    request: Request
+    taken_in: int  #: steps begun when it was taken
+    sequences: int
+    tokens: list[int] = field(factory=list)
+    stop_taken_at: float | None = None
+    steps_at_stop: int = 0
+    late_tokens: int = 0
+    release_not_before: int = 0  #: step number, for LATE_FREE
+    leaked: bool = False
+    over: bool = False  #: gone from the scheduler, release not reported
+
+
+@final
+@define(eq=False)
+class News:
+    """What the next report will say."""
+
+    taken: list[int] = field(factory=list)
+    stopping: list[int] = field(factory=list)
+    refused: list[Refusal] = field(factory=list)
+    outputs: list[Output] = field(factory=list)
+    finished: list[Finish] = field(factory=list)
+    released: list[Release] = field(factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.taken or self.stopping or self.refused or self.outputs or self.finished or self.released)
+
+
+@final
+@define(eq=False)
+class Step:
+    """The step in flight."""
+
+    began: float
+    ends: float
+    outcome: StepOutcome
+    fate: Fault | None = None
