@@ -1,0 +1,353 @@
+"""Experiments on the raw engine that hold for every model. Each returns plain data; the tests judge it."""
+
+import ctypes
+import os
+import pickle
+import threading
+import time
+from typing import Any
+
+import openvino_genai as genai
+from genai import raw
+from genai.raw import add, finish, pipeline, proved, pump, status, step_error, steps, unread, usage
+
+# --- the interpreter -------------------------------------------------------------------------------------------------
+
+
+def ticks_during(call: str) -> dict[str, float]:
+    """How long `call` took and the longest time that another thread stood still meanwhile."""
+    pipe = pipeline(num_kv_blocks=400, max_num_batched_tokens=10_000)
+    prompt = raw.ids(9000)
+    gaps, done = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.monotonic()
+        while not done.is_set():
+            time.sleep(0.001)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=tick)
+    handle = add(pipe, 1, prompt, 1) if call == "step" else None  # a dropped one would be stopped
+    thread.start()
+    time.sleep(0.05)
+    gaps[:] = [0.0]
+    began = time.monotonic()
+    if handle is not None:
+        pipe.step()
+    else:
+        pipe.generate([raw.ov.Tensor(raw.np.array([prompt], dtype=raw.np.int64))], [raw.config(1)])
+    took = time.monotonic() - began
+    time.sleep(0.05)
+    done.set()
+    thread.join()
+    return {"took": took, "longest_gap": max(gaps)}
+
+
+def read_an_empty_queue() -> None:
+    pipe = pipeline(num_kv_blocks=8)
+    handle = add(pipe, 1, 10, 5)
+    threading.Timer(0.2, handle.stop).start()  # would free it, if another thread could run
+    handle.read()
+
+
+def fork_after_use(prompt: int, fresh: bool, seconds: float) -> str:
+    """What a forked child of a process that used the engine does with its parent's pipeline, or with a fresh one."""
+    pipe = pipeline(num_kv_blocks=64, max_num_batched_tokens=2000)
+    finish(pipe, add(pipe, 1, prompt, 5))
+    child = os.fork()
+    if child == 0:
+        again = pipeline(num_kv_blocks=64, max_num_batched_tokens=2000) if fresh else pipe
+        finish(again, add(again, 2, prompt, 5))
+        os._exit(0)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, how = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return f"ended {os.waitstatus_to_exitcode(how)}"
+        time.sleep(0.02)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return "hung"
+
+
+def pickling() -> list[str]:
+    errors = []
+    for value in (genai.GenerationConfig(), genai.SchedulerConfig()):
+        try:
+            pickle.dumps(value)
+            errors.append("")
+        except TypeError as error:
+            errors.append(str(error))
+    return errors
+
+
+# --- stopping and proof of release -----------------------------------------------------------------------------------
+
+
+def stop_keeps_blocks(device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> dict[str, Any]:
+    pipe = pipeline(model, device, properties, num_kv_blocks=8, max_num_seqs=4)
+    handle = add(pipe, 1, 10, 100)
+    steps(pipe, 3)
+    before, held = usage(pipe), proved(handle)
+    handle.stop()
+    stopped = proved(handle)
+    pipe.step()
+    after, released = usage(pipe), proved(handle)
+    pipe.step()
+    return {"held": held, "stopped": stopped, "released": released, "usage": [before, after, usage(pipe)]}
+
+
+def stop_then_newcomer(caching: bool, settle: bool, device: str = "CPU", properties: dict[str, str] | None = None) -> list[Any]:
+    """A holds all blocks and is stopped, then B comes. Both states and B's tokens."""
+    pipe = pipeline(device=device, properties=properties, num_kv_blocks=8, enable_prefix_caching=caching)
+    first = add(pipe, 1, 8 * block(pipe) - 10, 10)
+    steps(pipe, 3)
+    full = usage(pipe)[1]
+    first.stop()
+    if settle:
+        pipe.step()
+    second = add(pipe, 2, 10, 4)
+    if settle:
+        return [full, status(first), len(finish(pipe, second)[0]), status(second)]
+    pipe.step()
+    return [full, status(first), len(unread(second)), status(second)]
+
+
+def block(pipe: Any) -> int:
+    """Tokens a block, learnt from the engine: a prompt grows until it takes two blocks. Leaves the pipeline idle."""
+    one = min(usage_of(pipe, length) for length in (1,))
+    return next(length for length in (16, 32, 64) if usage_of(pipe, length + 1) > one * 1.5)
+
+
+def usage_of(pipe: Any, length: int) -> float:
+    handle = add(pipe, 10_000 + length, length, 1)
+    pipe.step()
+    found = usage(pipe)[1]
+    pipe.step()
+    assert proved(handle)
+    return found
+
+
+def proof_of(how: str) -> list[bool]:
+    """Whether removal is proved before, and after the step in which the request ends `how`."""
+    pipe = pipeline(num_kv_blocks=8)
+    other = add(pipe, 1, 200, 50) if how == "stopped while waiting" else None
+    steps(pipe, 2 if other else 0)
+    handle = add(pipe, 2, {"ignored": 500, "stopped while waiting": 60}.get(how, 10), 3 if how == "finished" else 100)
+    if how in ("stopped", "cancelled"):
+        steps(pipe, 2)
+    before = proved(handle)
+    if how != "ignored":
+        {"finished": lambda: steps(pipe, 2), "cancelled": handle.cancel}.get(how, handle.stop)()
+    before = before or proved(handle)
+    steps(pipe, 2 if how == "ignored" else 1)
+    return [before, proved(handle)]
+
+
+def stop_throws_away(finished: bool) -> dict[str, Any]:
+    """What a stop does to tokens that were not read: readable before, at once after, and after the next step."""
+    pipe = pipeline(num_kv_blocks=8)
+    handle = add(pipe, 1, 10, 4 if finished else 40)
+    steps(pipe, 4)
+    before = handle.can_read()
+    handle.stop()
+    after = handle.can_read()
+    try:
+        handle.read()
+        raised = ""
+    except RuntimeError as error:
+        raised = str(error)
+    pipe.step()
+    return {"before": before, "after": after, "raised": bool(raised), "later": len(unread(handle))}
+
+
+def drop_the_handle() -> list[int]:
+    pipe = pipeline(num_kv_blocks=8)
+    handle = add(pipe, 1, 10, 100)
+    steps(pipe, 2)
+    before = usage(pipe)[0]
+    del handle
+    steps(pipe, 2)
+    return [before, usage(pipe)[0]]
+
+
+def idle_step(caching: bool) -> list[tuple[int, float]]:
+    """Metrics right after the last request finished, and after one step with nothing to do."""
+    pipe = pipeline(num_kv_blocks=8, enable_prefix_caching=caching)
+    finish(pipe, add(pipe, 1, 50, 5))
+    stale = usage(pipe)
+    pipe.step()
+    return [stale, usage(pipe)]
+
+
+def thousand_idle_steps() -> float:
+    pipe = pipeline(num_kv_blocks=8)
+    finish(pipe, add(pipe, 1, 50, 5))
+    began = time.monotonic()
+    steps(pipe, 1000)
+    return time.monotonic() - began
+
+
+# --- admission and the cache -----------------------------------------------------------------------------------------
+
+
+def scheduled_at_once(max_num_seqs: int, requests: int) -> int:
+    pipe = pipeline(num_kv_blocks=64, max_num_seqs=max_num_seqs)
+    handles = [add(pipe, i, 10, 5) for i in range(requests)]
+    pipe.step()
+    assert len(handles) == requests
+    return int(pipe.get_metrics().scheduled_requests)
+
+
+def fits(prompt: int, new: int, blocks: int, device: str = "CPU", properties: dict[str, str] | None = None, model: str = raw.PLAIN) -> list[Any]:
+    pipe = pipeline(model, device, properties, num_kv_blocks=blocks, max_num_seqs=2)
+    handle = add(pipe, 1, prompt, new)
+    tokens = finish(pipe, handle)[0]
+    return [status(handle), len(tokens)]
+
+
+def one_block(blocks: int, device: str = "CPU", properties: dict[str, str] | None = None) -> list[float]:
+    """cache_usage with one block in use, and the block size."""
+    pipe = pipeline(device=device, properties=properties, num_kv_blocks=blocks)
+    return [usage_of(pipe, 5), block(pipe)]
+
+
+def never_fitting_prompt() -> dict[str, Any]:
+    pipe = pipeline(num_kv_blocks=8)
+    running = add(pipe, 1, 100, 20)
+    steps(pipe, 2)
+    giant, behind = add(pipe, 2, 500, 5), add(pipe, 3, 10, 5)
+    steps(pipe, 10)
+    starved = [len(unread(running)), len(unread(behind)), status(behind)]
+    pump(pipe)
+    return {"starved": starved, "end": [status(running), status(giant), status(behind)], "read_all": len(behind.read_all())}
+
+
+def duplicate_id() -> list[str]:
+    pipe = pipeline(num_kv_blocks=8)
+    first, second = add(pipe, 7, 10, 20), add(pipe, 7, 12, 20)
+    errors = [step_error(pipe) for _ in range(2)]
+    first.stop()
+    second.stop()
+    return [*errors, step_error(pipe)]
+
+
+def bad_grammar(kind: str) -> list[str]:
+    """Errors of the next two steps, and of one after the culprit was stopped; a bystander is there too."""
+    pipe = pipeline(num_kv_blocks=8)
+    bystander = add(pipe, 1, 10, 20)
+    wanted = genai.StructuredOutputConfig(**{kind: '{"type": "nonsense"' if kind == "json_schema" else "a(b"})
+    request = raw.config(20, structured_output_config=wanted)
+    request.validate()
+    culprit = pipe.add_request(2, raw.ov.Tensor(raw.np.array([[5, 6, 7]], dtype=raw.np.int64)), request)
+    errors = [step_error(pipe) for _ in range(2)]
+    culprit.stop()
+    return [*errors, step_error(pipe), status(bystander)]
+
+
+def longer_than_a_batch() -> list[str]:
+    pipe = pipeline(num_kv_blocks=64, dynamic_split_fuse=False, max_num_seqs=4, max_num_batched_tokens=64)
+    handle = add(pipe, 1, 100, 5)
+    return [step_error(pipe), step_error(pipe), status(handle)]
+
+
+def odd_requests() -> dict[str, str]:
+    """What add_request says to each odd request; empty: it took it."""
+    pipe = pipeline(num_kv_blocks=8)
+    array, i64 = raw.np.array, raw.np.int64
+    good = array([[5, 6, 7]], dtype=i64)
+    odd: dict[str, tuple[Any, genai.GenerationConfig]] = {
+        "beyond vocabulary": (array([[5, 100_000]], dtype=i64), raw.config(2)),
+        "negative": (array([[5, -3]], dtype=i64), raw.config(2)),
+        "two rows": (array([[5], [6]], dtype=i64), raw.config(2)),
+        "no row": (array([5, 6], dtype=i64), raw.config(2)),
+        "empty": (array([[]], dtype=i64), raw.config(2)),
+        "int32": (good.astype(raw.np.int32), raw.config(2)),
+        "no new token": (good, raw.config(0)),
+        "temperature 0": (good, raw.config(2, do_sample=True, temperature=0.0)),
+    }
+    said, handles = {}, []
+    for number, (name, (prompt, wanted)) in enumerate(odd.items()):
+        try:
+            handles.append(pipe.add_request(number, raw.ov.Tensor(prompt), wanted))
+            said[name] = ""
+        except Exception as error:
+            said[name] = type(error).__name__ + ": " + str(error)
+    return said
+
+
+# --- what a caller sees ----------------------------------------------------------------------------------------------
+
+
+def several_sequences(**fields: Any) -> dict[str, Any]:
+    pipe = pipeline(num_kv_blocks=64)
+    handle = add(pipe, 1, 10, 12, **fields)
+    seen = []
+    while pipe.has_non_finished_requests():
+        pipe.step()
+        seen.append(handle.can_read())
+    return {"seen": seen, "sequences": [list(o.generated_ids) for o in handle.read_all()]}
+
+
+def sampled(*seeds: int | None) -> list[list[int]]:
+    pipe = pipeline(num_kv_blocks=64)
+    found = []
+    for request, seed in enumerate(seeds):
+        fields = {} if seed is None else {"rng_seed": seed}
+        found.append(finish(pipe, add(pipe, request, raw.ids(10), 16, do_sample=True, temperature=1.0, top_k=50, **fields))[0])
+    return found
+
+
+def logprobs(asked: int) -> list[list[float]]:
+    """Of each read of one request."""
+    pipe = pipeline(num_kv_blocks=8)
+    handle = add(pipe, 1, 10, 4, logprobs=asked)
+    found = []
+    while pipe.has_non_finished_requests():
+        pipe.step()
+        found += [list(next(iter(handle.read().values())).generated_log_probs)] if handle.can_read() else []
+    return found
+
+
+def text_against_generate() -> list[int]:
+    """Prompt tokens of the same text: by add_request, by generate, and through the tokenizer as it is."""
+    pipe = pipeline(num_kv_blocks=8)
+    handle = pipe.add_request(1, "hello", raw.config(2))
+    finish(pipe, handle)
+    generated = pipe.generate(["hello"], [raw.config(2)])[0]
+    alone = pipe.get_tokenizer().encode("hello").input_ids.shape[1]
+    return [handle.get_perf_metrics().get_num_input_tokens(), generated.perf_metrics.get_num_input_tokens(), alone]
+
+
+def greedy(device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> list[list[int]]:
+    """Tokens of a few greedy requests that run together."""
+    pipe = pipeline(model, device, properties, num_kv_blocks=64, max_num_seqs=4)
+    return finish(pipe, *(add(pipe, i, length, 12) for i, length in enumerate((1, 15, 40))))
+
+
+def continued(cuts: list[int]) -> list[bool]:
+    """Whether prompt + tokens so far, in a fresh pipeline, gives the rest of an uninterrupted greedy run."""
+    pipe = pipeline(num_kv_blocks=64)
+    prompt = raw.ids(20)
+    whole = finish(pipe, add(pipe, 1, prompt, 32))[0]
+    again = pipeline(num_kv_blocks=64)
+    return [finish(again, add(again, cut, prompt + whole[:cut], 32 - cut))[0] == whole[cut:] for cut in cuts]
+
+
+def resident_bytes() -> int:
+    """Unused memory is given back first, so that growth means growth."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def unbounded_cache() -> list[int]:
+    """Cache bytes after a small and after a larger request, with neither size nor number of blocks given."""
+    pipe = pipeline()
+    found = []
+    for request, length in enumerate((10, 4000)):
+        finish(pipe, add(pipe, request, length, 2))
+        found.append(int(pipe.get_metrics().cache_size_in_bytes))
+    return found
