@@ -1,0 +1,187 @@
+"""What a caller asks of the engine: checked field by field, completed, and turned into plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from boundedgen._bounds import Limits
+from boundedgen._errors import InvalidRequest
+from boundedgen._generation_fields import F32_LEAST, FIELDS, NEUTRAL, UNSET, FieldChecks, flag
+from boundedgen._prompt import messages, token_ids
+
+__all__ = [
+    "generation_fields",
+    "messages",
+    "results_of",
+    "sequences_of",
+    "streams",
+    "token_ids",
+    "wants_chat_template",
+]
+
+#: In an object these values mean that nobody set the field.
+_OBJECT_UNSET: Final[Mapping[str, Any]] = {
+    "max_new_tokens": UNSET,
+    "max_length": UNSET,
+    "no_repeat_ngram_size": UNSET,
+    "top_k": UNSET,
+    "rng_seed": 0,
+    "eos_token_id": -1,
+}
+#: What beam search does not take (GenerationConfig::validate), and the value that switches it off.
+_NOT_WITH_BEAMS: Final[Mapping[str, Any]] = {
+    "do_sample": False,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+def generation_fields(
+    config: object | Mapping[str, Any] | None,
+    keywords: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    limits: Limits,
+    prompt_tokens: int,
+    vocab_size: int | None,
+    draw_seed: Callable[[], int],
+) -> dict[str, Any]:
+    """GenerationConfig fields for the engine, JSON types only, with `max_new_tokens` always set.
+
+    `defaults` (the model's generation_config.json) < mapping < keywords; a `GenerationConfig` object replaces the
+    first two. A value of None means: not set. In `defaults`, what is unknown or unusable is passed over, and so is
+    `max_length` (there it is the size of the context). End-of-sequence ids of the model hold unless `eos_token_id`
+    is given; `stop_token_ids` come on top. `rng_seed` is set when sampling. Structured output is {kind: text}.
+    Raises InvalidRequest, which names the argument.
+    """
+    asked = FieldChecks(limits, vocab_size)
+    fields = _base(asked, config, defaults)
+    _overlay(fields, asked.layer(keywords))
+    _set_length(fields, limits, prompt_tokens)
+    _set_stop_ids(fields, asked.model_stop_ids(defaults))
+    _check_together(fields, limits)
+    if fields.get("do_sample"):
+        fields.setdefault("rng_seed", draw_seed())
+    fields.pop("apply_chat_template", None)
+    return fields
+
+
+def wants_chat_template(config: object | Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> bool:
+    """Whether to wrap a str prompt as a user message. An object's attribute does not count: it is True in each."""
+    given = keywords.get("apply_chat_template")
+    if given is None and isinstance(config, Mapping):
+        given = config.get("apply_chat_template")
+    return bool(flag("apply_chat_template", given)) if given is not None else False
+
+
+def results_of(fields: Mapping[str, Any]) -> int:
+    """Sequences that the caller gets back."""
+    return int(fields.get("num_return_sequences", 1))
+
+
+def sequences_of(fields: Mapping[str, Any]) -> int:
+    """Sequences that the engine holds for the request: all beams of all groups, or all samples."""
+    return max(int(fields.get("num_beams", 1)), results_of(fields))
+
+
+def streams(fields: Mapping[str, Any]) -> bool:
+    """Whether tokens show before the end: only requests of one sequence do."""
+    return sequences_of(fields) == 1
+
+
+def _base(asked: FieldChecks, config: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    if config is None:
+        return asked.usable(defaults)
+    if isinstance(config, Mapping):
+        fields = asked.usable(defaults)
+        _overlay(fields, asked.layer(config))
+        return fields
+    if type(config).__name__ == "GenerationConfig":
+        return asked.layer(_read_object(config))
+    raise InvalidRequest(
+        "generation_config must be an openvino_genai.GenerationConfig or a mapping of its fields, "
+        f"not {type(config).__name__}"
+    )
+
+
+def _read_object(config: object) -> dict[str, Any]:
+    """What somebody set in a GenerationConfig. It can be neither copied nor pickled, only read by attribute."""
+    untouched = type(config)()
+    found: dict[str, Any] = {}
+    for name in (n for n in dir(config) if not n.startswith("_")):
+        value = getattr(config, name)
+        if callable(value) or (name in _OBJECT_UNSET and value == _OBJECT_UNSET[name]):
+            continue
+        if name in FIELDS or name in NEUTRAL or value != getattr(untouched, name):
+            found[name] = value
+    return {n: v for n, v in found.items() if not (n in ("stop_token_ids", "stop_strings") and not v)}
+
+
+def _overlay(fields: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """The engine lets max_new_tokens win over max_length; between layers the nearer one does."""
+    if "max_length" in layer and "max_new_tokens" not in layer:
+        fields.pop("max_new_tokens", None)
+    fields.update(layer)
+
+
+def _set_length(fields: dict[str, Any], limits: Limits, prompt_tokens: int) -> None:
+    whole = fields.pop("max_length", None)
+    if "max_new_tokens" not in fields and whole is not None:
+        fields["max_new_tokens"] = whole - prompt_tokens
+        if whole <= prompt_tokens:
+            raise InvalidRequest(
+                f"max_length is {whole} and counts the prompt, which has {prompt_tokens} tokens: no room is left; "
+                "raise it or set max_new_tokens"
+            )
+    length = min(fields.get("max_new_tokens", limits.max_new_tokens_default), limits.max_new_tokens)
+    fields["max_new_tokens"] = length
+    if fields.get("min_new_tokens", 0) > length:
+        raise InvalidRequest(
+            f"min_new_tokens is {fields['min_new_tokens']}, more than max_new_tokens ({length} after "
+            "Limits.max_new_tokens); lower it"
+        )
+
+
+def _set_stop_ids(fields: dict[str, Any], of_model: list[int]) -> None:
+    ends = fields.pop("eos_token_id", None) or of_model
+    stops = sorted({*ends, *fields.pop("stop_token_ids", [])})
+    if stops:
+        fields["stop_token_ids"] = stops
+    if ends:
+        fields["eos_token_id"] = ends[0]
+
+
+def _check_together(fields: Mapping[str, Any], limits: Limits) -> None:
+    beams, results = fields.get("num_beams", 1), results_of(fields)
+    if beams > 1:
+        _check_beams(fields, beams, results)
+    elif results > 1 and not fields.get("do_sample"):
+        raise InvalidRequest(
+            f"num_return_sequences is {results}, but greedy decoding has one result; set do_sample=True or num_beams"
+        )
+    if fields.get("do_sample") and fields.get("temperature", 1.0) < F32_LEAST:
+        raise InvalidRequest(
+            f"temperature is {fields['temperature']:g} with do_sample=True; make it positive, or set do_sample=False"
+        )
+    if sequences_of(fields) > limits.sequences_max:
+        raise InvalidRequest(
+            f"the request asks for {sequences_of(fields)} sequences (num_beams {beams}, "
+            f"num_return_sequences {results}); at most {limits.sequences_max} (Limits.sequences_max)"
+        )
+
+
+def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:
+    for name, off in _NOT_WITH_BEAMS.items():
+        if fields.get(name, off) != off:
+            raise InvalidRequest(
+                f"{name} is {fields[name]} with num_beams={beams}: beam search does not take it; set {name}={off}"
+            )
+    groups = fields.get("num_beam_groups", 1)
+    if beams % groups:
+        raise InvalidRequest(f"num_beam_groups is {groups}, which does not divide num_beams ({beams})")
+    if groups > 1 and not fields.get("diversity_penalty"):
+        raise InvalidRequest(f"num_beam_groups is {groups}: set diversity_penalty to something but 0")
+    if results > beams:
+        raise InvalidRequest(f"num_return_sequences is {results}, more than num_beams ({beams}); lower it")
