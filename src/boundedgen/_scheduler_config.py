@@ -1,0 +1,226 @@
+"""The scheduler's configuration and plugin properties as plain data, and the cache always bounded."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, final
+
+from attrs import frozen
+
+from boundedgen._generation_fields import suggestion
+from boundedgen._prompt import short
+
+_NAME: Final = "scheduler_config"
+_SIZE_MAX: Final = 2**64 - 1
+#: Whole-number fields of openvino_genai.SchedulerConfig (2026.4.1) and the least that each accepts. 0 means "not set"
+#: for the three that bound a pool.
+_WHOLE: Final[Mapping[str, int]] = {
+    "max_num_batched_tokens": 1,
+    "num_kv_blocks": 0,
+    "cache_size": 0,
+    "num_linear_attention_blocks": 0,
+    "cache_interval_multiplier": 0,
+    "max_num_seqs": 1,
+}
+_FLAGS: Final = ("dynamic_split_fuse", "enable_prefix_caching")
+#: They drop blocks or tokens of a sequence while it runs, so a reservation would no longer say what it holds.
+_REFUSED: Final = ("use_cache_eviction", "use_sparse_attention")
+_REFUSED_WITH: Final = ("cache_eviction_config", "sparse_attention_config")
+_INSIST: Final = "unsafe_prefix_caching"
+_KNOWN: Final = (*_WHOLE, *_FLAGS, *_REFUSED, *_REFUSED_WITH, _INSIST)
+
+#: The default cache: a quarter of the memory that is free for this process, at most 4 GB, at least 1 GB.
+_CACHE_SHARE: Final = 0.25
+_CACHE_MOST_GB: Final = 4
+_GB: Final = 1 << 30
+_UNLIMITED: Final = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
+
+
+@final
+@frozen
+class SchedulerPlan:
+    """`fields`: SchedulerConfig fields to set, JSON types. `insist_prefix_caching`: also where it is known to be unsafe."""
+
+    fields: Mapping[str, Any]
+    insist_prefix_caching: bool = False
+
+
+def scheduler_fields(config: object | Mapping[str, Any] | None) -> SchedulerPlan:
+    """What `config` (an openvino_genai.SchedulerConfig, a mapping of its fields, or None) sets, checked.
+
+    The cache is always bounded: with neither `num_kv_blocks` nor `cache_size`, `cache_size` (whole GB) is a quarter of
+    the memory that is available to this process, cgroup limits included, at most 4 and at least 1. On a card with
+    memory of its own set one of them: its memory is not looked at. `unsafe_prefix_caching: True` in a mapping
+    insists on prefix caching where this library switches it off (hybrid models). Raises TypeError or ValueError,
+    which name the field.
+    """
+    given = _given(config)
+    for name in given:
+        _check_name(name)
+    fields = {
+        name: _value(name, value) for name, value in given.items() if value is not None and not _is_off(name, value)
+    }
+    insist = bool(fields.pop(_INSIST, False))
+    _check_together(fields)
+    if not fields.get("num_kv_blocks") and not fields.get("cache_size"):
+        fields["cache_size"] = default_cache_gb(available_memory())
+    return SchedulerPlan(fields, insist)
+
+
+def _given(config: object) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return dict(config)
+    if type(config).__name__ != "SchedulerConfig":
+        raise TypeError(
+            f"{_NAME} must be an openvino_genai.SchedulerConfig or a mapping of its fields, not {type(config).__name__}"
+        )
+    return _read_object(config)
+
+
+def _read_object(config: object) -> dict[str, Any]:
+    """The attributes that differ from a fresh one's. The two nested configurations count only while they are in use."""
+    untouched = type(config)()
+    names = (n for n in dir(config) if not n.startswith("_") and n not in _REFUSED_WITH)
+    values = {n: getattr(config, n) for n in names}
+    return {n: v for n, v in values.items() if not callable(v) and v != getattr(untouched, n)}
+
+
+def _check_name(name: object) -> None:
+    if name not in _KNOWN:
+        raise ValueError(f"{_NAME} has no field {name!r}{suggestion(name, _KNOWN, {})}")
+
+
+def _is_off(name: str, value: Any) -> bool:
+    return name in _REFUSED and value is False
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _REFUSED or name in _REFUSED_WITH:
+        raise ValueError(f"{_NAME}.{name} is not supported: it changes what a sequence occupies; leave it out")
+    if name not in _WHOLE:
+        if not isinstance(value, bool):
+            raise TypeError(f"{_NAME}.{name} must be True or False, not {short(value)}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        unit = " (GB)" if name == "cache_size" else ""
+        raise TypeError(f"{_NAME}.{name} must be a whole number{unit}, not {short(value)}")
+    if not _WHOLE[name] <= int(value) <= _SIZE_MAX:
+        raise ValueError(f"{_NAME}.{name} is {value}; it must be at least {_WHOLE[name]} and below 2^64")
+    return int(value)
+
+
+def _check_together(fields: Mapping[str, Any]) -> None:
+    if fields.get("enable_prefix_caching") and fields.get("cache_interval_multiplier") == 0:
+        raise ValueError(f"{_NAME}.cache_interval_multiplier is 0, which needs enable_prefix_caching=False")
+
+
+# --- the default cache -------------------------------------------------------------------------------------------
+
+
+def default_cache_gb(available: int | None) -> int:
+    """Whole GB for the cache when nobody said how much. `available`: bytes; None: not known, which gives 1."""
+    if available is None:
+        return 1
+    return max(1, min(_CACHE_MOST_GB, math.floor(available * _CACHE_SHARE / _GB)))
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process may still take: the machine's, or what its cgroup (v1 or v2) leaves, if that is less."""
+    rooms = [room for room in (_of_machine(proc), *_of_cgroups(proc, cgroups)) if room is not None]
+    return max(0, min(rooms)) if rooms else None
+
+
+def _of_machine(proc: Path) -> int | None:
+    for line in _read(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _of_cgroups(proc: Path, cgroups: Path) -> list[int | None]:
+    """Of this process's cgroup and of the root that a container sees."""
+    rooms: list[int | None] = []
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for inner in {path.strip("/"), ""}:
+            if not controllers:
+                rooms.append(_room(cgroups / inner, "memory.max", "memory.current"))
+            elif "memory" in controllers.split(","):
+                rooms.append(_room(cgroups / "memory" / inner, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    return rooms
+
+
+def _room(folder: Path, limit: str, used: str) -> int | None:
+    most, now = _read(folder / limit).strip(), _read(folder / used).strip()
+    if not most.isdigit() or not now.isdigit() or int(most) >= _UNLIMITED:
+        return None
+    return int(most) - int(now)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# --- plugin properties -------------------------------------------------------------------------------------------
+
+
+def plain_properties(properties: Mapping[str, Any] | None, *, name: str) -> dict[str, Any]:
+    """A copy of `properties` in JSON types; OpenVINO's own enums and types become the names that its plugins read.
+
+    Raises TypeError or ValueError, which name the key.
+    """
+    if properties is None:
+        return {}
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"{name} must be a mapping of names to values, not {type(properties).__name__}")
+    return _plain_mapping(name, properties)
+
+
+def _plain_mapping(where: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+    for key in given:
+        if not isinstance(key, str):
+            raise TypeError(f"{where} must have str names; {short(key)} is a {type(key).__name__}")
+    return {str(key): _plain(f"{where}[{key!r}]", value) for key, value in given.items()}
+
+
+def _plain(where: str, value: Any) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return _finite(where, float(value))
+    if isinstance(value, Mapping):
+        return _plain_mapping(where, value)
+    if isinstance(value, list | tuple):
+        return [_plain(f"{where}[{at}]", item) for at, item in enumerate(value)]
+    return _of_openvino(where, value)
+
+
+def _finite(where: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{where} is {value}; it must be finite")
+    return value
+
+
+def _of_openvino(where: str, value: Any) -> Any:
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "openvino":
+        if kind.__name__ == "Type":
+            return str(value.get_type_name())  # "f32", where str() says "<Type: 'float32'>", which no plugin reads
+        if kind.__name__ == "OVAny":
+            return _plain(where, value.value)
+        if isinstance(getattr(value, "name", None), str):
+            return str(value.name)
+    raise TypeError(
+        f"{where} is a {kind.__name__}, which is not supported; give a str, a number, a bool, a list or a mapping"
+    )
