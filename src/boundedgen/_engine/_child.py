@@ -1,0 +1,305 @@
+"""The engine's loop: take commands, stop, admit, step, report. It knows no engine, only the `Engine` protocol.
+
+One round: what the parent has sent is read; stays whose stop was asked for or whose deadline has passed are drained
+and stopped; then newcomers are admitted; then one step runs between two stamps; then its outputs, ends and releases
+go into one report. A report that the pipe does not take is merged with the next, so that the engine steps and stops
+on while the parent is away. With nothing held it sleeps in poll(). The end of the command pipe ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import NoReturn, final
+
+from attrs import define
+
+from boundedgen._core._events import BootFailed, Finish, Ready, Refusal, Release, StepRaised
+from boundedgen._engine._line import Line
+from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
+from boundedgen._engine._stamps import StampWriter
+from boundedgen._engine._tidings import Tidings
+from boundedgen._engine._wire import Boot, Halt, Hello, WireError, Word
+from boundedgen.abc import Request
+
+HELD_EVERY = 64  #: steps between two tables of what is held
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = b"500"
+
+
+@final
+@define(eq=False)
+class Held:
+    """A stay that the engine has not let go of, as far as it has proved."""
+
+    stay: int
+    inside: EngineStay
+    deadline: float
+    prompt: int  #: tokens
+    sequences: int
+    computed: int = 0  #: prompt tokens scheduled so far, at most
+    produced: int = 0  #: steps of decoding so far
+    ended: bool = False
+    stopped_at: float | None = None
+    steps_since: int = 0  #: begun after the stop was taken
+
+    def schedule(self, room: int) -> tuple[int, int]:
+        """Tokens that the next step schedules of it at most, and those times their context."""
+        if self.computed < self.prompt:
+            tokens = min(self.prompt - self.computed, room)
+            self.computed += tokens
+            return tokens, tokens * self.computed
+        self.produced += 1
+        return self.sequences, self.sequences * (self.prompt + self.produced)
+
+
+# --- the loop ----------------------------------------------------------------------------------------------------
+
+
+@final
+class Loop:
+    """One incarnation's life after it became ready."""
+
+    def __init__(self, engine: Engine, line: Line, stamps: StampWriter, incarnation: int, early: list[Word]) -> None:
+        self._engine, self._line, self._stamps, self._incarnation = engine, line, stamps, incarnation
+        self._held: dict[int, Held] = {}
+        self._halts: list[int] = []
+        self._arrivals: dict[int, Request] = {}
+        self._tidings = Tidings()
+        self._metrics = Metrics(0, 0.0, engine.facts.cache_bytes)
+        self._steps = 0
+        self._ended = 0.0
+        self._restless = False  # the engine has not made a step with nothing inside since it held something
+        self._poisoned = False
+        for word in early:
+            self._take(word)
+
+    def run(self) -> NoReturn:
+        while True:
+            self.round()
+
+    def round(self) -> None:
+        """Commands, stops, admissions, at most one step, at most one report."""
+        idle = self._poisoned or not (self._held or self._restless)
+        for word in self._line.words(wait=idle):
+            self._take(word)
+        if self._poisoned:
+            return
+        self._stop_due(time.monotonic())
+        self._admit()
+        if self._held or self._restless:
+            self._step()
+        self._tell()
+
+    def _take(self, word: Word) -> None:
+        if isinstance(word, Request):
+            if word.stay in self._held or word.stay in self._arrivals:
+                self._refuse(word.stay, "this stay is in the engine already")
+            else:
+                self._arrivals[word.stay] = word
+        elif isinstance(word, Halt):
+            self._halts.append(word.stay)
+        else:
+            raise WireError(f"{type(word).__name__} is no command")
+
+    # stops
+
+    def _stop_due(self, now: float) -> None:
+        for stay in self._halts:
+            self._halt(stay, now)
+        self._halts.clear()
+        for held in self._held.values():
+            if held.deadline <= now:
+                self._stop(held, now)
+
+    def _halt(self, stay: int, now: float) -> None:
+        if held := self._held.get(stay):
+            self._stop(held, now)
+        elif self._arrivals.pop(stay, None):
+            self._never_entered(stay)
+
+    def _stop(self, held: Held, now: float) -> None:
+        """Drain, then stop: a stop throws away what was not read."""
+        if held.ended or held.stopped_at is not None:
+            return
+        self._collect(held)
+        if held.ended:
+            return
+        held.inside.stop()
+        held.stopped_at = now
+        self._tidings.stopping.append(held.stay)
+        self._tidings.news = True
+
+    def _never_entered(self, stay: int) -> None:
+        """Stopped before the engine saw it: taken, stopped and released in one breath."""
+        self._tidings.taken.append(stay)
+        self._tidings.stopping.append(stay)
+        self._tidings.released.append(Release(stay, 0, 0.0, 0))
+        self._tidings.news = True
+
+    # admissions
+
+    def _admit(self) -> None:
+        for request in self._arrivals.values():
+            if request.deadline <= time.monotonic():
+                self._never_entered(request.stay)
+            else:
+                self._enter(request)
+        self._arrivals.clear()
+
+    def _enter(self, request: Request) -> None:
+        try:
+            inside = self._engine.add(request)
+        except Exception as error:
+            self._refuse(request.stay, f"{type(error).__name__}: {error}")
+            return
+        sequences = max(_count(request, "num_beams"), _count(request, "num_return_sequences"))
+        self._held[request.stay] = Held(request.stay, inside, request.deadline, len(request.prompt), sequences)
+        self._tidings.taken.append(request.stay)
+        self._tidings.news = self._restless = True
+
+    def _refuse(self, stay: int, text: str) -> None:
+        self._tidings.refused.append(Refusal(stay, "invalid", text))
+        self._tidings.news = True
+
+    # the step
+
+    def _step(self) -> None:
+        self._restless = bool(self._held)
+        began = time.monotonic()
+        self._stamps.begin(began, *self._load())
+        try:
+            self._metrics = self._engine.step()
+        except Exception as error:
+            self._poison(error)
+            return
+        self._ended = time.monotonic()
+        self._stamps.end(self._ended)
+        self._steps += 1
+        self._tidings.stepped(began, self._metrics.scheduled)
+        for held in list(self._held.values()):
+            self._look_at(held)
+        if not self._held or not self._steps % HELD_EVERY:
+            self._tidings.held = tuple(self._held)
+
+    def _load(self) -> tuple[int, int]:
+        """Tokens that the coming step schedules at most, and the sum of them times their context."""
+        scheduled = attention = 0
+        room = self._engine.step_tokens
+        for held in self._held.values():
+            tokens, area = held.schedule(max(0, room - scheduled))
+            scheduled += tokens
+            attention += area
+        return scheduled, attention
+
+    def _look_at(self, held: Held) -> None:
+        if held.stopped_at is not None:
+            held.steps_since += 1
+        elif not held.ended:
+            self._collect(held)
+        if (held.ended or held.stopped_at is not None) and held.inside.released():
+            self._release(held)
+
+    def _collect(self, held: Held) -> None:
+        token_ids, logprobs, why = held.inside.collect()
+        if token_ids:
+            self._tidings.output(held.stay, token_ids, logprobs)
+        if why:
+            held.ended = True
+            why = "ignored" if why == "stopped" else why
+            self._tidings.finished.append(Finish(held.stay, why, held.inside.results()))
+
+    def _release(self, held: Held) -> None:
+        del self._held[held.stay]
+        stopped = held.stopped_at is not None
+        seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0
+        late = held.inside.late_tokens() if stopped else 0
+        self._tidings.released.append(Release(held.stay, held.steps_since, seconds, late))
+
+    def _poison(self, error: Exception) -> None:
+        """After an exception the engine is never called again, not even to stop what is inside."""
+        now = time.monotonic()
+        self._stamps.end(now)
+        self._poisoned = True
+        self._ended = now
+        if self._tidings.news:
+            self._line.send(self._tidings.report(self._incarnation, self._steps, now, self._metrics))
+        self._line.send(StepRaised(self._incarnation, self._steps, f"{type(error).__name__}: {error}"))
+
+    # the report
+
+    def _tell(self) -> None:
+        if self._line.busy or not self._tidings.news:
+            return
+        self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics))
+        self._tidings = Tidings()
+
+
+def _count(request: Request, name: str) -> int:
+    value = request.config.get(name)
+    return value if isinstance(value, int) else 1
+
+
+# --- birth -------------------------------------------------------------------------------------------------------
+
+
+def tie_to(parent: int) -> None:
+    """From here on this process does not outlive `parent`, whatever either of them is doing."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=2)
+    _offer_to_the_oom_killer()
+
+
+def _offer_to_the_oom_killer() -> None:
+    """The kernel takes the engine rather than the server."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+            if int(file.read()) < int(_OOM_SCORE):
+                file.write(_OOM_SCORE)
+    except (OSError, ValueError):
+        return
+
+
+def main(load: Load, argv: list[str] | None = None) -> NoReturn:
+    """Runs an engine for the parent that started this process; see `_host.start`. Never returns."""
+    parent, incarnation, commands, reports, stamps, frame_bytes = map(int, argv or sys.argv[1:])
+    tie_to(parent)
+    try:
+        _live(load, Line(commands, reports, incarnation, frame_bytes), stamps, incarnation)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+
+
+def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
+    writer = StampWriter(stamps)
+    os.close(stamps)
+    line.send(Hello(incarnation, time.monotonic(), os.getpid()))
+    words: list[Word] = []
+    while not words:
+        words = line.words(wait=True)
+    engine = _boot(load, words[0], line, incarnation)
+    gc.collect()
+    gc.freeze()
+    line.send(Ready(incarnation, engine.facts))
+    Loop(engine, line, writer, incarnation, words[1:]).run()
+
+
+def _boot(load: Load, first: Word, line: Line, incarnation: int) -> Engine:
+    if not isinstance(first, Boot):
+        raise WireError("the first word must be Boot")
+    try:
+        return load(first.spec)
+    except BootRefusedError as error:
+        line.send(BootFailed(incarnation, error.kind, str(error), error.permanent))
+        line.flush_all()
+        os._exit(1)

@@ -1,0 +1,41 @@
+"""What is known to be wrong in which release of openvino-genai: data, each row with its test in tests/hybrid."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+TESTED = ("2026.4.1",)  #: releases that this library's facts were measured on
+
+
+@frozen
+class Finding:
+    """A setting that gives wrong answers or poisons the pipeline."""
+
+    key: str
+    releases: tuple[str, ...]  #: prefixes of the version; empty: every one seen so far
+    text: str
+
+
+FINDINGS: tuple[Finding, ...] = (
+    Finding(
+        "hybrid_prefix_caching",
+        (),
+        "prefix caching on a hybrid model (linear attention) gives other tokens for repeated prompts and can make "
+        "every further step raise (openvino-genai 2026.4.1)",
+    ),
+)
+
+
+def found(key: str, version: str) -> str | None:
+    """The text of a finding, if it holds for this version."""
+    for finding in FINDINGS:
+        if finding.key == key and (not finding.releases or version.startswith(finding.releases)):
+            return finding.text
+    return None
+
+
+def untested(version: str) -> str | None:
+    """A warning for a release that nothing was measured on."""
+    if version.startswith(TESTED):
+        return None
+    return f"openvino-genai {version} is not among the tested releases ({', '.join(TESTED)})"

@@ -1,0 +1,281 @@
+"""OpenVINO GenAI's ContinuousBatchingPipeline as an `Engine`. The only file that imports the pipeline.
+
+What its token ids hold, measured on 2026.4.1: the eos token or stop token that ended a sequence is the last of its
+ids. With `stop_strings` the ids of the match are withheld, whole tokens of them, and the ids before come in one piece;
+with `include_stop_str_in_output` they end with the match; a match at the very first token may leave no ids at all. A
+request of several sequences (beams, num_return_sequences) shows nothing until it has finished.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import openvino as ov  # type: ignore[import-untyped]
+import openvino_genai as genai  # type: ignore[import-untyped]
+
+from boundedgen._core._events import EngineFacts, SequenceResult
+from boundedgen._engine import _pools
+from boundedgen._engine._findings import untested
+from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
+from boundedgen.abc import Request
+
+_RUNNING = genai.GenerationStatus.RUNNING
+_FINISHED = genai.GenerationStatus.FINISHED
+_IGNORED = genai.GenerationStatus.IGNORED
+_NONE = genai.GenerationFinishReason.NONE
+_LENGTH = genai.GenerationFinishReason.LENGTH
+_LINEAR_INPUT = re.compile(rb"cache_params\.past\.(?!key\b|value\b)\w+\.\d+")
+_LEARNING_IDS = (1 << 63) + 1  #: request ids of the requests before Ready; stays count from 1
+_SETS = ("stop_strings", "stop_token_ids")
+
+
+# --- one request -------------------------------------------------------------------------------------------------
+
+
+def generation_config(fields: Mapping[str, Any]) -> genai.GenerationConfig:
+    """From plain data. Raises what the engine's setters raise."""
+    config = genai.GenerationConfig()
+    for name, value in fields.items():
+        if name != "eos_token_id":
+            setattr(config, name, _native(name, value))
+    if fields.get("eos_token_id") is not None:
+        config.set_eos_token_id(fields["eos_token_id"])
+    return config
+
+
+def _native(name: str, value: Any) -> Any:
+    if name in _SETS:
+        return set(value)
+    if name == "stop_criteria":
+        return genai.StopCriteria.__members__[value]
+    if name == "structured_output_config" and value is not None:
+        return genai.StructuredOutputConfig(**value)
+    return value
+
+
+@final
+class Stay(EngineStay):
+    """A GenerationHandle. `read` is called after `can_read` only: on an empty queue it would never return."""
+
+    def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any]) -> None:
+        self._handle = handle
+        self._wanted = int(config.get("num_return_sequences", 1))
+        self._single = self._wanted == 1 and int(config.get("num_beams", 1)) == 1
+        self._probs = bool(config.get("logprobs", 0))
+        self._reason = _NONE
+        self._results: tuple[SequenceResult, ...] = ()
+        self.steps_since_end = -1  #: steps begun since it was stopped or seen ended; -1: neither
+
+    def collect(self) -> tuple[list[int], list[float], str]:
+        ids, probs = self._read() if self._single else ([], [])
+        if ids and self._reason == _NONE:
+            return ids, probs, ""
+        return ids, probs, self._why()
+
+    def _read(self) -> tuple[list[int], list[float]]:
+        ids: list[int] = []
+        probs: list[float] = []
+        while self._handle.can_read():
+            for output in self._handle.read().values():
+                ids += output.generated_ids
+                self._reason = output.finish_reason
+                if self._probs:
+                    probs += output.generated_log_probs
+        return ids, probs
+
+    def _why(self) -> str:
+        status = self._handle.get_status()
+        if status == _RUNNING:
+            return ""
+        self.steps_since_end = max(self.steps_since_end, 0)
+        if status == _IGNORED:
+            return "ignored"
+        if status != _FINISHED:
+            return "stopped"
+        if not self._single:
+            self._read_all()
+        return "length" if self._reason == _LENGTH else "stop"
+
+    def _read_all(self) -> None:
+        """Best first, and no more than were asked for: the engine may return more beams."""
+        outputs = sorted(self._handle.read_all(), key=lambda output: -output.score)[: self._wanted]
+        self._reason = outputs[0].finish_reason if outputs else _NONE
+        self._results = tuple(
+            SequenceResult(
+                tuple(output.generated_ids),
+                tuple(output.generated_log_probs) if self._probs else (),
+                output.score,
+            )
+            for output in outputs
+        )
+
+    def results(self) -> tuple[SequenceResult, ...]:
+        return self._results
+
+    def stop(self) -> None:
+        self.steps_since_end = 0
+        self._handle.stop()
+
+    def released(self) -> bool:
+        """The scheduler has removed it: until then the call raises."""
+        try:
+            self._handle.get_perf_metrics()
+        except RuntimeError:
+            return False
+        return True
+
+    def late_tokens(self) -> int:
+        """Of the longest sequence."""
+        count = 0
+        while self._handle.can_read():
+            count += max((len(output.generated_ids) for output in self._handle.read().values()), default=0)
+        return count
+
+
+# --- the pipeline ------------------------------------------------------------------------------------------------
+
+
+@final
+class GenAIEngine:
+    """A loaded pipeline whose pools are known."""
+
+    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int) -> None:
+        self._pipeline = pipeline
+        self._step_tokens = step_tokens
+        self._learned = 0
+        self._facts: EngineFacts | None = None
+
+    @property
+    def facts(self) -> EngineFacts:
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def step_tokens(self) -> int:
+        return self._step_tokens
+
+    def add(self, request: Request) -> EngineStay:
+        return self._add(request.stay, request.prompt, request.config)
+
+    def _add(self, stay: int, prompt: Any, config: Mapping[str, Any]) -> Stay:
+        ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
+        return Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config)
+
+    def step(self) -> Metrics:
+        self._pipeline.step()
+        metrics = self._pipeline.get_metrics()
+        size = getattr(metrics, "cache_size_in_bytes", None)
+        return Metrics(metrics.scheduled_requests, metrics.cache_usage / 100.0, size)
+
+    def measure(self, tokens: int) -> float:
+        """Usage of the fullest pool, 0..1, while a prompt of `tokens` is inside. Nothing is inside afterwards."""
+        self._learned += 1
+        prompt = np.full(tokens, self._learned % 8)
+        stay = self._add(_LEARNING_IDS + self._learned, prompt, {"max_new_tokens": 1, "ignore_eos": True})
+        peak = 0.0
+        while self._pipeline.has_non_finished_requests():
+            peak = max(peak, self.step().usage)
+        stay.collect()
+        self.step()
+        return peak
+
+    def la_pool(self) -> int:
+        return int(getattr(self._pipeline.get_metrics(), "la_peak_pool_blocks", 0))
+
+    def cache_bytes(self) -> int | None:
+        return getattr(self._pipeline.get_metrics(), "cache_size_in_bytes", None)
+
+    def become(self, facts: EngineFacts) -> None:
+        self._facts = facts
+
+
+# --- loading -----------------------------------------------------------------------------------------------------
+
+
+def load(spec: Mapping[str, Any]) -> GenAIEngine:
+    """From the boot spec (`GenAIHost`). Raises BootRefusedError, whatever went wrong."""
+    try:
+        return _load(spec)
+    except Exception as error:
+        raise _diagnosed(str(spec["device"]), f"{type(error).__name__}: {error}") from error
+
+
+def _diagnosed(device: str, text: str) -> BootRefusedError:
+    try:
+        diagnose = importlib.import_module("boundedgen._engine._devices").diagnose
+    except ImportError:
+        return BootRefusedError("device" if "OpenCL" in text else "model", text, permanent=True)
+    return BootRefusedError(*diagnose(device, text))
+
+
+def _load(spec: Mapping[str, Any]) -> GenAIEngine:
+    version = importlib.metadata.version("openvino-genai")
+    hybrid = _looks_hybrid(Path(spec["models_path"]))
+    insist = bool(spec["insist_prefix_caching"])
+    plan = _pools.plan(spec["scheduler"], hybrid=hybrid, insist_prefix_caching=insist, version=version)
+    engine = _construct(spec, plan)
+    engine.measure(1)
+    if bool(engine.la_pool()) != hybrid:
+        del engine  # its memory is needed for the second one
+        plan = _pools.plan(spec["scheduler"], hybrid=not hybrid, insist_prefix_caching=insist, version=version)
+        engine = _construct(spec, plan)
+    return _with_facts(engine, spec, plan, version)
+
+
+def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
+    config = genai.SchedulerConfig()
+    for name, value in plan.scheduler.items():
+        setattr(config, name, value)
+    pipeline = genai.ContinuousBatchingPipeline(
+        spec["models_path"], config, spec["device"], dict(spec["properties"]), dict(spec["tokenizer_properties"])
+    )
+    return GenAIEngine(pipeline, config.max_num_batched_tokens)
+
+
+def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan, version: str) -> GenAIEngine:
+    whole = not plan.scheduler.get("dynamic_split_fuse", True)
+    most = engine.step_tokens if whole else None
+    pools = _pools.learn(plan, engine.measure, la_pool=engine.la_pool, device=spec["device"], longest=most)
+    warning = untested(version)
+    engine.become(
+        EngineFacts(
+            device=spec["device"],
+            versions={"openvino-genai": version, "openvino": importlib.metadata.version("openvino")},
+            pools=pools.facts,
+            block_size=pools.block_size,
+            cache_bytes=engine.cache_bytes(),
+            vocab_size=_vocab_size(Path(spec["models_path"]), engine),
+            running_max=pools.running_max,
+            probe_blocks=pools.probe_blocks,
+            max_prompt_tokens=most,
+            hybrid=plan.hybrid,
+            proof="perf_metrics",
+            findings=(*plan.findings, *pools.findings, *([warning] if warning else [])),
+        )
+    )
+    return engine
+
+
+def _looks_hybrid(models_path: Path) -> bool:
+    """From the names of the model's inputs; the engine's own word, after its first step, overrides this."""
+    model = models_path / "openvino_model.xml"
+    if not model.is_file():
+        model = models_path / "openvino_language_model.xml"
+    return model.is_file() and _LINEAR_INPUT.search(model.read_bytes()) is not None
+
+
+def _vocab_size(models_path: Path, engine: GenAIEngine) -> int | None:
+    """Rows of the embedding, from config.json; the tokenizer's number where there is none."""
+    try:
+        config = json.loads((models_path / "config.json").read_text(encoding="utf-8"))
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return len(engine._pipeline.get_tokenizer().get_vocab()) or None
+    return int(size)

@@ -1,0 +1,76 @@
+"""The engine's end of the two pipes."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import final
+
+from boundedgen._engine._wire import Decoder, Outbox, WireError, Word, decode, encode
+
+_READ = 1 << 16
+
+
+@final
+class Line:
+    """The engine's end of both pipes. The parent's absence ends the process, at once and without destructors."""
+
+    def __init__(self, commands: int, reports: int, incarnation: int, frame_bytes: int) -> None:
+        self._commands, self._reports, self._incarnation = commands, reports, incarnation
+        self._decoder = Decoder(frame_bytes)
+        self._outbox = Outbox(4 * frame_bytes)  # a report, one that merged what came meanwhile, and StepRaised
+        self._poll = select.poll()
+        self._poll.register(commands, select.POLLIN)
+        for fd in (commands, reports):
+            os.set_blocking(fd, False)
+            os.set_inheritable(fd, False)
+
+    @property
+    def busy(self) -> bool:
+        """The last report has not gone out yet."""
+        return bool(self._outbox)
+
+    def send(self, word: Word) -> None:
+        self._outbox.put(encode(word, self._incarnation))
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            self._outbox.flush(self._reports)
+        except OSError:
+            os._exit(0)
+
+    def words(self, *, wait: bool) -> list[Word]:
+        """What the parent has sent. With `wait`, sleeps until there is something to read or room to write."""
+        if self._outbox:
+            self._poll.register(self._reports, select.POLLOUT)
+        ready = [fd for fd, _ in self._poll.poll(None if wait else 0)]
+        if self._outbox:
+            self._poll.unregister(self._reports)
+            self.flush()
+        return self._read() if self._commands in ready else []
+
+    def flush_all(self) -> None:
+        """Returns when the parent has read everything."""
+        while self._outbox:
+            select.select([], [self._reports], [])
+            self.flush()
+
+    def _read(self) -> list[Word]:
+        words: list[Word] = []
+        while True:
+            try:
+                data = os.read(self._commands, _READ)
+            except BlockingIOError:
+                return words
+            if not data:
+                os._exit(0)
+            words += self._decode(data)
+            if len(data) < _READ:
+                return words
+
+    def _decode(self, data: bytes) -> list[Word]:
+        frames = self._decoder.feed(data)
+        if any(frame.incarnation != self._incarnation for frame in frames):
+            raise WireError("a command of another incarnation")
+        return [decode(frame) for frame in frames]

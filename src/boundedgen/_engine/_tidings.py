@@ -1,0 +1,58 @@
+"""What the parent has not been told yet, and the report that tells it."""
+
+from __future__ import annotations
+
+from typing import final
+
+from attrs import Factory, define
+
+from boundedgen._core._events import Finish, Output, Progress, Refusal, Release
+from boundedgen._engine._seam import Metrics
+
+
+@final
+@define(eq=False)
+class Tidings:
+    """What the parent has not been told yet: one step's worth, or several merged."""
+
+    news: bool = False
+    began: float = 0.0
+    scheduled: int = 0
+    held: tuple[int, ...] | None = None
+    taken: list[int] = Factory(list)
+    stopping: list[int] = Factory(list)
+    refused: list[Refusal] = Factory(list)
+    outputs: dict[int, tuple[list[int], list[float]]] = Factory(dict)
+    finished: list[Finish] = Factory(list)
+    released: list[Release] = Factory(list)
+
+    def output(self, stay: int, token_ids: list[int], logprobs: list[float]) -> None:
+        earlier = self.outputs.get(stay)
+        if earlier is None:
+            self.outputs[stay] = (token_ids, logprobs)
+        else:
+            earlier[0].extend(token_ids)
+            earlier[1].extend(logprobs)
+
+    def stepped(self, began: float, scheduled: int) -> None:
+        self.began = self.began or began
+        self.scheduled += scheduled
+        self.news = True
+
+    def report(self, incarnation: int, steps: int, ended: float, metrics: Metrics) -> Progress:
+        return Progress(
+            incarnation,
+            steps=steps,
+            began=self.began,
+            ended=ended,
+            scheduled=self.scheduled,
+            usage=metrics.usage,
+            held=self.held,
+            taken=tuple(self.taken),
+            stopping=tuple(self.stopping),
+            refused=tuple(self.refused),
+            outputs=tuple([Output(stay, tuple(ids), tuple(probs)) for stay, (ids, probs) in self.outputs.items()]),
+            finished=tuple(self.finished),
+            released=tuple(self.released),
+            cache_bytes=metrics.cache_bytes,
+        )

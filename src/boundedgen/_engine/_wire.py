@@ -1,0 +1,389 @@
+"""Frames between parent and engine: a fixed header, then a JSON body of one known shape a kind.
+
+Nothing from the wire is ever run or looked up by name: each kind has its own small decoder, which accepts exactly
+what its encoder makes. Whatever else arrives is a `WireError`, and that is the engine's death. A frame that the end
+of the pipe cuts off is no error: the process has died, and the link says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, final
+
+from attrs import frozen
+
+from boundedgen._core._events import (
+    BootFailed,
+    EngineFacts,
+    Finish,
+    Output,
+    PoolFacts,
+    Progress,
+    Ready,
+    Refusal,
+    Release,
+    SequenceResult,
+    StepRaised,
+)
+from boundedgen.abc import Request
+
+VERSION = 1
+_MAGIC = b"bG"
+_HEADER = struct.Struct("<2sBBII")  # magic, version, kind, incarnation, length of the body
+_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+T = TypeVar("T")
+_BAD_BODY = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+class WireError(Exception):
+    """Bytes that no side of this version sends."""
+
+
+@frozen
+class Hello:
+    """The engine's first word: its `time.monotonic()` and its process id."""
+
+    incarnation: int
+    at: float
+    pid: int
+
+
+@frozen
+class Boot:
+    """What the engine is to load, as plain data."""
+
+    spec: Mapping[str, Any]
+
+
+@frozen
+class Halt:
+    """Stop this stay."""
+
+    stay: int
+
+
+@frozen
+class Frame:
+    """A whole frame whose header is right; the body has not been looked at."""
+
+    incarnation: int
+    kind: int
+    body: bytes
+
+
+Word = Boot | Request | Halt | Hello | Ready | BootFailed | Progress | StepRaised
+
+
+# --- framing -----------------------------------------------------------------------------------------------------
+
+
+@final
+class Decoder:
+    """Cuts a stream of bytes into frames. Holds at most one frame of `limit` bytes and what the last feed brought."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete now. Raises WireError at the first header that cannot be right."""
+        self._bytes += data
+        frames: list[Frame] = []
+        at = 0
+        while (frame := self._next(at)) is not None:
+            frames.append(frame)
+            at += _HEADER.size + len(frame.body)
+        del self._bytes[:at]
+        return frames
+
+    def _next(self, at: int) -> Frame | None:
+        if len(self._bytes) - at < _HEADER.size:
+            return None
+        magic, version, kind, incarnation, length = _HEADER.unpack_from(self._bytes, at)
+        if magic != _MAGIC or version != VERSION:
+            raise WireError(f"not a frame of version {VERSION}: {bytes(self._bytes[at : at + 4])!r}")
+        if length > self._limit:
+            raise WireError(f"a frame of {length} bytes; the limit is {self._limit}")
+        start = at + _HEADER.size
+        if len(self._bytes) < start + length:
+            return None
+        return Frame(incarnation, kind, bytes(self._bytes[start : start + length]))
+
+
+@final
+class Outbox:
+    """Frames waiting for a non-blocking pipe, at most `limit` bytes of them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._waiting: deque[memoryview] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, data: bytes) -> bool:
+        """Queue a frame. False, and nothing queued, if it does not fit (the first one always does)."""
+        if self._waiting and self._size + len(data) > self._limit:
+            return False
+        self._waiting.append(memoryview(data))
+        self._size += len(data)
+        return True
+
+    def flush(self, fd: int) -> None:
+        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it."""
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                written = os.write(fd, first)
+            except BlockingIOError:
+                return
+            self._size -= written
+            if written == len(first):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = first[written:]
+
+
+# --- bodies ------------------------------------------------------------------------------------------------------
+
+
+def encode(word: Word, incarnation: int) -> bytes:
+    """`word` as one frame."""
+    kind, body_of = _ENCODERS[type(word)]
+    body = _dumps(body_of(word)).encode("ascii")
+    return _HEADER.pack(_MAGIC, VERSION, kind, incarnation, len(body)) + body
+
+
+def decode(frame: Frame) -> Word:
+    """The word in `frame`. Raises WireError, and nothing else, for anything that `encode` does not make."""
+    decoder = _DECODERS.get(frame.kind)
+    if decoder is None:
+        raise WireError(f"unknown kind of frame: {frame.kind}")
+    try:
+        return decoder(frame.incarnation, json.loads(frame.body))
+    except _BAD_BODY as error:
+        raise WireError(f"bad body of a frame of kind {frame.kind}: {type(error).__name__}") from error
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError
+    return value
+
+
+def _str(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) is not float:
+        return float(_int(value))
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError
+    return value
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise TypeError
+    return value
+
+
+def _or_none(check: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else check(value)
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    for item in _list(value):
+        if type(item) is not int:
+            raise TypeError
+    return tuple(value)
+
+
+def _floats(value: Any) -> tuple[float, ...]:
+    return tuple(map(_float, _list(value))) if value else _empty(value)
+
+
+def _empty(value: Any) -> tuple[Any, ...]:
+    _list(value)
+    return ()
+
+
+def _each(one: Callable[[Any], T], value: Any) -> tuple[T, ...]:
+    return tuple([one(item) for item in _list(value)]) if value else _empty(value)
+
+
+def _rows(rows: Iterable[Any], one: Callable[[Any], list[Any]]) -> list[Any]:
+    return [one(row) for row in rows]
+
+
+def _from_output(e: Output) -> list[Any]:
+    return [e.stay, e.token_ids, e.logprobs]
+
+
+def _to_output(v: Any) -> Output:
+    stay, token_ids, logprobs = _list(v)
+    return Output(_int(stay), _ints(token_ids), _floats(logprobs))
+
+
+def _from_result(e: SequenceResult) -> list[Any]:
+    return [e.token_ids, e.logprobs, e.score]
+
+
+def _to_result(v: Any) -> SequenceResult:
+    token_ids, logprobs, score = _list(v)
+    return SequenceResult(_ints(token_ids), _floats(logprobs), _or_none(_float, score))
+
+
+def _from_finish(e: Finish) -> list[Any]:
+    return [e.stay, e.why, _rows(e.results, _from_result)]
+
+
+def _to_finish(v: Any) -> Finish:
+    stay, why, results = _list(v)
+    if why not in ("stop", "length", "ignored"):
+        raise ValueError
+    return Finish(_int(stay), why, _each(_to_result, results))
+
+
+def _from_refusal(e: Refusal) -> list[Any]:
+    return [e.stay, e.code, e.text]
+
+
+def _to_refusal(v: Any) -> Refusal:
+    stay, code, text = _list(v)
+    return Refusal(_int(stay), _str(code), _str(text))
+
+
+def _from_release(e: Release) -> list[Any]:
+    return [e.stay, e.steps, e.seconds, e.late_tokens]
+
+
+def _to_release(v: Any) -> Release:
+    stay, steps, seconds, late_tokens = _list(v)
+    return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
+
+
+def _from_progress(e: Progress) -> list[Any]:
+    return [
+        *(e.steps, e.began, e.ended, e.scheduled, e.usage, e.held, e.taken, e.stopping),
+        _rows(e.refused, _from_refusal),
+        _rows(e.outputs, _from_output),
+        _rows(e.finished, _from_finish),
+        _rows(e.released, _from_release),
+        e.cache_bytes,
+    ]
+
+
+def _to_progress(incarnation: int, v: Any) -> Progress:
+    steps, began, ended, scheduled, usage, held, taken, stopping, *rest = _list(v)
+    refused, outputs, finished, released, cache_bytes = rest
+    return Progress(
+        incarnation,
+        _int(steps),
+        _float(began),
+        _float(ended),
+        _int(scheduled),
+        _float(usage),
+        _or_none(_ints, held),
+        _ints(taken),
+        _ints(stopping),
+        _each(_to_refusal, refused),
+        _each(_to_output, outputs),
+        _each(_to_finish, finished),
+        _each(_to_release, released),
+        _or_none(_int, cache_bytes),
+    )
+
+
+def _from_ready(e: Ready) -> list[Any]:
+    f = e.facts
+    pools = [[p.name, p.blocks, p.tokens_per_block] for p in f.pools]
+    return [
+        *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
+        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings),
+    ]
+
+
+def _to_pool(v: Any) -> PoolFacts:
+    name, blocks, tokens_per_block = _list(v)
+    return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block))
+
+
+def _to_ready(incarnation: int, v: Any) -> Ready:
+    device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings = rest
+    facts = EngineFacts(
+        device=_str(device),
+        versions={name: _str(version) for name, version in _dict(versions).items()},
+        pools=_each(_to_pool, pools),
+        block_size=_int(block_size),
+        cache_bytes=_or_none(_int, cache_bytes),
+        vocab_size=_or_none(_int, vocab_size),
+        running_max=_int(running_max),
+        probe_blocks={name: _int(blocks) for name, blocks in _dict(probe_blocks).items()},
+        max_prompt_tokens=_or_none(_int, max_prompt_tokens),
+        hybrid=_bool(hybrid),
+        proof=_str(proof),
+        findings=_each(_str, findings),
+    )
+    return Ready(incarnation, facts)
+
+
+def _to_boot_failed(incarnation: int, v: Any) -> BootFailed:
+    kind, text, permanent = _list(v)
+    return BootFailed(incarnation, _str(kind), _str(text), _bool(permanent))
+
+
+def _to_step_raised(incarnation: int, v: Any) -> StepRaised:
+    steps, text = _list(v)
+    return StepRaised(incarnation, _int(steps), _str(text))
+
+
+def _to_hello(incarnation: int, v: Any) -> Hello:
+    at, pid = _list(v)
+    return Hello(incarnation, _float(at), _int(pid))
+
+
+def _to_request(incarnation: int, v: Any) -> Request:
+    stay, deadline, config, prompt = _list(v)
+    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline))
+
+
+_ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
+    Boot: (1, lambda e: dict(e.spec)),
+    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt)]),
+    Halt: (3, lambda e: e.stay),
+    Hello: (16, lambda e: [e.at, e.pid]),
+    Ready: (17, _from_ready),
+    BootFailed: (18, lambda e: [e.kind, e.text, e.permanent]),
+    Progress: (19, _from_progress),
+    StepRaised: (20, lambda e: [e.steps, e.text]),
+}
+_DECODERS: Mapping[int, Callable[[int, Any], Word]] = {
+    1: lambda _, v: Boot(_dict(v)),
+    2: _to_request,
+    3: lambda _, v: Halt(_int(v)),
+    16: _to_hello,
+    17: _to_ready,
+    18: _to_boot_failed,
+    19: _to_progress,
+    20: _to_step_raised,
+}
