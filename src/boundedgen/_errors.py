@@ -76,7 +76,7 @@ class InvalidRequest(Rejected):
 
 @final
 class NeverFits(Rejected):
-    """The prompt and its output can never fit a cache pool, however empty. `needed` and `available`: blocks by pool name."""
+    """Prompt and output can never fit a cache pool, however empty. `needed` and `available`: blocks by pool name."""
 
     http_status_hint = 413
     grpc_status_hint = "OUT_OF_RANGE"
@@ -113,7 +113,7 @@ class EngineUnavailable(Rejected):
 
 @final
 class EngineFailed(EngineUnavailable):
-    """The restart budget is used up, or the engine could not be removed. Build a new pipeline (or let the supervisor)."""
+    """The restart budget is used up, or the engine could not be removed. Build a new pipeline, in a new process."""
 
     retryable = False
 
@@ -246,19 +246,15 @@ class LeaseExpired(BoundedGenError):
 
 #: Each abnormal end has exactly one error (REJECTED: the `Rejected` that the check found).
 ERROR_OF: Mapping[FinishReason, type[BoundedGenError]] = {
-    kind.finish_reason: kind
-    for kind in (
-        InvalidRequest,
-        GenerationCancelled,
-        DeadlineExceeded,
-        LeaseLost,
-        EngineLost,
-        GenerationQuarantined,
-        GenerationEngineFailed,
-        CacheExhausted,
-        SlowReader,
-        GenerationShutDown,
-        GenerationInternalError,
-    )
-    if kind.finish_reason is not None
+    FinishReason.REJECTED: InvalidRequest,
+    FinishReason.CANCELLED: GenerationCancelled,
+    FinishReason.DEADLINE: DeadlineExceeded,
+    FinishReason.LEASE: LeaseLost,
+    FinishReason.ENGINE_LOST: EngineLost,
+    FinishReason.QUARANTINED: GenerationQuarantined,
+    FinishReason.ENGINE_FAILED: GenerationEngineFailed,
+    FinishReason.CACHE_EXHAUSTED: CacheExhausted,
+    FinishReason.SLOW_READER: SlowReader,
+    FinishReason.SHUTDOWN: GenerationShutDown,
+    FinishReason.INTERNAL: GenerationInternalError,
 }

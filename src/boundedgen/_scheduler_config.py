@@ -42,7 +42,7 @@ _UNLIMITED: Final = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit
 @final
 @frozen
 class SchedulerPlan:
-    """`fields`: SchedulerConfig fields to set, JSON types. `insist_prefix_caching`: also where it is known to be unsafe."""
+    """`fields`: SchedulerConfig fields to set, JSON types. `insist_prefix_caching`: even where known to be unsafe."""
 
     fields: Mapping[str, Any]
     insist_prefix_caching: bool = False

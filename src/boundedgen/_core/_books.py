@@ -4,11 +4,11 @@ from collections import deque
 
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
-from boundedgen._core._admission import Ledger
+from boundedgen._core._admission import Capacity, Ledger
 from boundedgen._core._deadlines import Agenda, ReadyClock
 from boundedgen._core._leases import Leases
 from boundedgen._core._life import Life
-from boundedgen._core._phases import StayPhase, move
+from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Ended, Queue, Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._core._tally import Tally
@@ -31,11 +31,17 @@ class Books:
         self.stays: dict[int, Stay] = {}  # all that are not GONE
         self.ended: deque[Ended] = deque(maxlen=limits.ended_kept)
         self.last_report: ev.Progress | None = None
+        self.capacity: Capacity | None = None  # of the last incarnation that became ready
         self._forget_after = forget_after
         self._wall: Agenda[int] = Agenda()  # total, queued: monotonic instants
         self._ready: Agenda[int] = Agenda()  # first_token, next_token: readings of the ready clock
         self._last_stay = 0
         self._effects: list[ev.Effect] = []
+
+    def running(self) -> int:
+        """Sequences that are RUNNING; each has a stay."""
+        found = (self.sequences.get(stay.sequence) for stay in self.stays.values())
+        return sum(s is not None and s.phase is SequencePhase.RUNNING for s in found)
 
     def _schedule(self, sequence: Sequence) -> None:
         """Enter its deadlines into the agendas."""

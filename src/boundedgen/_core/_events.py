@@ -230,6 +230,7 @@ class Settle:
     bound: str = ""  #: for DEADLINE: which one
     deadline: float = 0.0
     results: tuple[SequenceResult, ...] = field(default=())
+    held: bool = False  #: the engine still holds it; a Prove follows
 
 
 @frozen

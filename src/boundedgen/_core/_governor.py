@@ -7,6 +7,7 @@ wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expir
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
+from boundedgen._core._leases import Lease
 from boundedgen._core._life import Death
 from boundedgen._core._phases import EnginePhase
 from boundedgen._core._reporting import Reporting
@@ -67,9 +68,13 @@ class Governor(Reporting):
             found.shrink(bounds, at, self.clock.at(at if self.clock.running else now))
             self._schedule(found)
 
-    def grant(self, lease: str, owner: str, ttl: float, now: float) -> None:
+    def grant(self, row: Lease, now: float) -> None:
+        """`row` is live from now for its ttl."""
         self.tally.leases["granted"] += 1
-        self.leases.grant(lease, owner, ttl, self.clock.at(now))
+        if row.ended:  # revoked before it got here
+            self.tally.leases["revoked"] += 1
+        else:
+            self.leases.grant(row, self.clock.at(now))
 
     def renew(self, lease: str, at: float, now: float) -> bool:
         """The owner was there at `at`. False: the lease is over, and stays so."""
@@ -90,7 +95,8 @@ class Governor(Reporting):
 
     def restart(self, delay_s: float | None, now: float) -> None:
         """The restart policy's answer. None: give up."""
-        if self.life.phase is not EnginePhase.DOWN or self.life.closing:
+        life = self.life
+        if life.phase is not EnginePhase.DOWN or life.closing or life.respawn_at is not None:
             return
         if delay_s is None:
             self._fail(now, "the restart budget is used up")

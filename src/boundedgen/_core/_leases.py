@@ -10,9 +10,10 @@ class Lease:
     id: str
     owner: str
     ttl: float
-    expires: float  #: reading of the ready clock
+    expires: float = 0.0  #: reading of the ready clock
     sequences: set[int] = field(factory=set)
     graced: bool = False  #: had its grace, and was not renewed since
+    ended: bool = False  #: for whoever holds it outside of the core
 
 
 class Leases:
@@ -32,11 +33,11 @@ class Leases:
     def get(self, lease: str) -> Lease | None:
         return self._live.get(lease)
 
-    def grant(self, lease: str, owner: str, ttl: float, reading: float) -> Lease:
-        assert lease not in self._live, "lease ids are never reused"
-        row = self._live[lease] = Lease(lease, owner, ttl, reading + ttl)
-        self._agenda.set(lease, row.expires)
-        return row
+    def grant(self, row: Lease, reading: float) -> None:
+        assert row.id not in self._live, "lease ids are never reused"
+        row.expires = reading + row.ttl
+        self._live[row.id] = row
+        self._agenda.set(row.id, row.expires)
 
     def renew(self, lease: str, reading: float) -> bool:
         """Valid until `reading` + ttl. False: it is over, and nothing changes."""

@@ -48,7 +48,8 @@ class Living(Occupying):
         again = self.life.facts is not None
         self.life.ready(facts, now)
         self.watch.ready()
-        self.ledger.open(Capacity.of(facts, self.limits.running_max))
+        self.capacity = Capacity.of(facts, self.limits.running_max)
+        self.ledger.open(self.capacity)
         self.clock.run(now)
         if again:
             self.tally.restarts += 1

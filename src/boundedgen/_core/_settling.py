@@ -18,14 +18,14 @@ class Settling(Books):
         sequence.lease = submission.lease
         if submission.lease is None and submission.implicit_ttl is not None:
             sequence.lease = f"implicit-{sequence.id}"
-            self.leases.grant(sequence.lease, submission.owner, submission.implicit_ttl, self.clock.at(now))
+            implicit = Lease(sequence.lease, submission.owner, submission.implicit_ttl)
+            self.leases.grant(implicit, self.clock.at(now))
         if sequence.lease is None:
             return True
         row = self.leases.get(sequence.lease)
-        if row is None:
-            return False
-        row.sequences.add(sequence.id)
-        return True
+        if row is not None:
+            row.sequences.add(sequence.id)
+        return row is not None
 
     def _enqueue(self, sequence: Sequence, now: float) -> None:
         capacity = self.ledger.capacity
@@ -66,9 +66,9 @@ class Settling(Books):
         self.tally.finished[why.value] += 1
         if bound:
             self.tally.deadlines[bound] += 1
-        submission = sequence.submission
+        submission, held = sequence.submission, sequence.stay is not None
         self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))
-        self._effects.append(ev.Settle(sequence.id, why.value, detail, bound, at, results))
+        self._effects.append(ev.Settle(sequence.id, why.value, detail, bound, at, results, held))
         if sequence.stay is not None:
             self._stop(self.stays[sequence.stay], now)
 

@@ -1,0 +1,43 @@
+"""One thread for what the driver must not run itself: users' strategies, logging handlers, checks that block."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+logger = logging.getLogger("boundedgen")
+
+
+class Aside:
+    """Runs callables in order in a daemon thread, which starts at the first one. What they raise is logged."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Queue `work`; returns at once. Only the driver starts work, so that no thread is started twice."""
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._queue.put(work)
+
+    def close(self) -> None:
+        """What is queued still runs; nothing new does. The thread ends by itself."""
+        self._closed = True
+        self._queue.put(None)
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("work beside the driver failed")

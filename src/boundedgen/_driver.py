@@ -1,0 +1,338 @@
+"""The one thread that may change anything: it takes time, drains the engine, takes commands, ticks the governor and
+carries out what the governor wants done. It runs no foreign code and does no file I/O; what could wait for anybody goes
+aside. Everything else reads what it publishes and posts commands.
+"""
+
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from boundedgen._aside import Aside, logger
+from boundedgen._bounds import Limits
+from boundedgen._core import _events as ev
+from boundedgen._core._deadlines import Agenda
+from boundedgen._core._governor import Governor
+from boundedgen._errors import FinishReason as Why
+from boundedgen._flow import Flow
+from boundedgen._lease import LeaseCell
+from boundedgen._restart import RestartPolicy
+from boundedgen._snapshot import Gauges, Snapshot
+from boundedgen._wakers import Wakers
+from boundedgen.abc import Clock, EngineHost, EngineLink, Request
+
+POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
+
+
+class Driver:
+    """`turn()` is one wake without waiting; `run()` is the thread. `over` is set when it has ended for good."""
+
+    def __init__(self, host: EngineHost, limits: Limits, restart: RestartPolicy, clock: Clock) -> None:
+        self.governor = Governor(limits, forget_after=restart.forget_after)
+        self.wakers = Wakers()  # state changes
+        self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
+        self.cells: dict[str, LeaseCell] = {}
+        self.link: EngineLink | None = None
+        self.over = False
+        self.failure: BaseException | None = None
+        self._host = host
+        self._limits = limits
+        self._restart = restart
+        self._clock = clock
+        self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._aside = Aside("boundedgen-aside")
+        self._gauges = Gauges()
+        self._unread: Agenda[int] = Agenda()
+        self._policy_due: float | None = None
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        now = clock.now()
+        self._gauges.became("starting", "", now)
+        self.snapshot: Snapshot = self._gauges.take(self.governor, None, now)
+
+    # --- from any thread; nothing here waits ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread, and in it the engine: the kernel ends a child with the thread that started it."""
+        self.post("start")
+        self._thread = threading.Thread(target=self.run, name="boundedgen-driver", daemon=True)
+        self._thread.start()
+
+    def post(self, command: str, *args: Any) -> None:
+        """Have the governor's method `command` called with `args` and the time of the next wake."""
+        self._commands.append((command, args))
+        if self.over:
+            self._sweep()
+        else:
+            self._ring()
+
+    def submit(self, flow: Flow) -> None:
+        self.flows[flow.submission.id] = flow
+        self.post("submit", flow.submission)
+
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, timeout: float) -> bool:
+        """True: the thread has ended."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return self.over
+        self._thread.join(timeout)
+        self._aside.join(max(0.0, min(timeout, 1.0)))
+        return not self._thread.is_alive()
+
+    def _ring(self) -> None:
+        try:
+            os.eventfd_write(self._bell, 1)
+        except OSError:  # closed in between: `over` is true, and the sweep below has seen the command or will
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """After the end: whoever takes a command out answers it."""
+        while self._commands:
+            try:
+                command, args = self._commands.popleft()
+            except IndexError:
+                return
+            if command == "submit":
+                self._settle_late(args[0].id)
+
+    def _settle_late(self, sequence: int) -> None:
+        flow = self.flows.pop(sequence, None)
+        if flow is not None and flow.settled is None:
+            why = Why.INTERNAL if self.failure is not None else Why.SHUTDOWN
+            flow.settle(ev.Settle(sequence, why.value, "the pipeline has ended"), self._clock.now())
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            while not self.over:
+                self._wait(self.turn())
+        except BaseException as error:
+            self.failure = error
+            self._log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
+        finally:
+            self._end()
+
+    def _wait(self, until: float | None) -> None:
+        """Until the next wake-up, a command, or anything from the engine."""
+        if self.over or self._commands:
+            return
+        poller = select.epoll()
+        try:
+            poller.register(self._bell, select.EPOLLIN)
+            if self.link is not None:
+                for fd in self.link.filenos():
+                    poller.register(fd, select.EPOLLIN)
+                if (fd_out := self.link.fileno_to_write()) is not None:
+                    poller.register(fd_out, select.EPOLLOUT)
+            poller.poll(None if until is None else max(0.0, until - self._clock.now()))
+        finally:
+            poller.close()
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+
+    def turn(self) -> float | None:
+        """One wake. Returns the instant of the next one; None: only when something happens."""
+        now = self._clock.now()
+        self._drain(now)
+        self._take_commands(now)
+        self._gather_evidence(now)
+        self.governor.tick(now)
+        while effects := self.governor.poll():
+            for effect in effects:
+                self._carry_out(effect, now)
+        if self.link is not None:
+            self.link.flush()
+        return self._publish(now)
+
+    def _drain(self, now: float) -> None:
+        link = self.link
+        if link is None:
+            return
+        self.governor.pulse(link.pulse(), now)
+        for report in link.receive():
+            self.governor.receive(report, now)
+            if isinstance(report, ev.Exited):
+                self._drop_link(link)
+
+    def _drop_link(self, link: EngineLink) -> None:
+        link.dispose()
+        if self.link is link:
+            self.link = None
+
+    def _take_commands(self, now: float) -> None:
+        while self._commands:
+            command, args = self._commands.popleft()
+            getattr(self.governor, command)(*args, now)
+
+    def _gather_evidence(self, now: float) -> None:
+        """Before anything is held against a reader or an owner: were they there in the meantime?"""
+        while pending := [lease for lease in self.governor.leases_due(now) if not self._condemned(lease, now)]:
+            self._take_commands(now)
+            if all(lease in self.governor.leases_due(now) for lease in pending):
+                return
+        for sequence in list(self._unread.due(now)):
+            self._judge_reader(sequence, now)
+        if self._policy_due is not None and now >= self._policy_due:
+            self._policy_due = None
+            self.post("restart", RestartPolicy().delay(self.governor.life.failures, 0.0))
+
+    def _condemned(self, lease: str, now: float) -> bool:
+        """True: it really is over. False: there is newer evidence, or a renewal is in the queue."""
+        cell = self.cells.get(lease)
+        row = self.governor.leases.get(lease)
+        if row is None or (cell is not None and not cell.renew_on_read):
+            return cell is None or cell.close()
+        before = row.expires
+        for sequence in row.sequences:
+            flow = self.flows.get(sequence)
+            if flow is not None:
+                self.governor.read(sequence, flow.seen_at(now), now)
+        return row.expires <= before and (cell is None or cell.close())
+
+    def _judge_reader(self, sequence: int, now: float) -> None:
+        flow = self.flows.get(sequence)
+        since = None if flow is None or flow.settled is not None else flow.neglected_since()
+        if since is None:
+            return
+        due = since + self._limits.unread
+        if now >= due:
+            self.governor.cancel(sequence, now, Why.SLOW_READER)
+        else:
+            self._unread.set(sequence, due)
+
+    # --- effects -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: ev.Effect, now: float) -> None:
+        match effect:
+            case ev.Emit():
+                self._emit(effect, now)
+            case ev.Admit():
+                self._admit(effect, now)
+            case ev.Stop():
+                self._on_link(effect.incarnation, lambda link: link.stop(effect.stay))
+            case ev.Settle():
+                self._settle(effect, now)
+            case ev.Prove():
+                self._prove(effect)
+            case ev.Spawn():
+                self._spawn(effect, now)
+            case ev.Kill():
+                self._log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
+                self._on_link(effect.incarnation, lambda link: link.kill())
+            case ev.DecideRestart():
+                self._decide_restart(effect, now)
+            case ev.EndLease():
+                self._end_lease(effect)
+            case ev.Became():
+                self._became(effect, now)
+
+    def _on_link(self, incarnation: int, act: Callable[[EngineLink], None]) -> None:
+        if self.link is not None and self.link.incarnation == incarnation:
+            act(self.link)
+
+    def _emit(self, effect: ev.Emit, now: float) -> None:
+        flow = self.flows[effect.sequence]
+        flow.emit(effect, now)
+        if (since := flow.neglected_since()) is not None:
+            self._unread.set(effect.sequence, since + self._limits.unread)
+
+    def _admit(self, effect: ev.Admit, now: float) -> None:
+        flow = self.flows[effect.sequence]
+        flow.admit(now)
+        request = Request(effect.stay, flow.prompt, flow.config, effect.deadline)
+        self._on_link(effect.incarnation, lambda link: link.admit(request))
+
+    def _settle(self, effect: ev.Settle, now: float) -> None:
+        flow = self.flows[effect.sequence]
+        self._unread.set(effect.sequence, None)
+        if not effect.held:
+            del self.flows[effect.sequence]
+            if flow.reclaimed is None:
+                flow.prove(ev.Prove(effect.sequence, 0, 0, 0.0, "never_held"))
+        flow.settle(effect, now)
+
+    def _prove(self, effect: ev.Prove) -> None:
+        flow = self.flows.get(effect.sequence)
+        if flow is None:
+            return
+        if effect.sequence not in self.governor.sequences:
+            flow.prove(effect)
+            if flow.settled is not None:
+                del self.flows[effect.sequence]
+
+    def _spawn(self, effect: ev.Spawn, now: float) -> None:
+        try:
+            self.link = self._host.spawn(effect.incarnation)
+        except OSError as error:
+            text = f"the engine process could not be started: {error}"
+            self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
+            self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
+
+    def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
+        """Ask the user's strategies aside; if they do not answer in time, the default ones have."""
+        self._policy_due = now + POLICY_ANSWER
+        since = now - effect.since
+
+        def ask() -> None:
+            try:
+                delay = self._restart.delay(effect.failures, since)
+            except Exception:
+                logger.exception("RestartPolicy's strategy raised; the default one decides")
+                delay = RestartPolicy().delay(effect.failures, since)
+            self._policy_due = None
+            self.post("restart", delay)
+
+        self._aside.run(ask)
+
+    def _end_lease(self, effect: ev.EndLease) -> None:
+        cell = self.cells.pop(effect.lease, None)
+        if cell is not None:
+            cell.end()
+
+    def _became(self, effect: ev.Became, now: float) -> None:
+        self._gauges.became(effect.state, effect.detail, now)
+        level = logging.INFO if effect.state in ("starting", "ready", "draining", "closed") else logging.WARNING
+        self._log(level, "the lane is %s %s", effect.state, effect.detail)
+
+    def _log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
+        self._aside.run(lambda: logger.log(level, message, *args, exc_info=error))
+
+    # --- what others read ----------------------------------------------------------------------------------------
+
+    def _publish(self, now: float) -> float | None:
+        wakeup = self.governor.next_wakeup()
+        timers = [at for at in (wakeup, self._unread.earliest(), self._policy_due) if at is not None]
+        wakeup = min(timers, default=None)
+        changed = self.snapshot.state
+        self.snapshot = self._gauges.take(self.governor, wakeup, now)
+        if self.snapshot.state != changed:
+            self.wakers.wake()
+        if self.snapshot.state == "closed":
+            self.over = True
+        return wakeup
+
+    def _end(self) -> None:
+        """Nothing more will happen: answer whoever is left, let go of the engine and of the thread's own things."""
+        self.over = True
+        if self.failure is not None:
+            self._gauges.became("failed", "internal error", self._clock.now())
+            self.snapshot = self._gauges.take(self.governor, None, self._clock.now())
+        if self.link is not None:
+            self.link.kill()
+            self._drop_link(self.link)
+        self._sweep()
+        for sequence in list(self.flows):
+            self._settle_late(sequence)
+        for cell in list(self.cells.values()):
+            cell.end()
+        self.wakers.wake()
+        self._aside.close()
+        os.close(self._bell)

@@ -1,0 +1,193 @@
+"""One generation as the driver and its readers share it: what came out so far, how it ended, who waits for it.
+
+The driver only appends and wakes; it never waits for a reader. Readers take what is new since they last looked. Text
+is made in the reader's thread.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
+from boundedgen._core._events import Emit, Prove, SequenceResult, Settle
+from boundedgen._core._sequences import Submission
+from boundedgen._errors import FinishReason
+from boundedgen._text import TextStream
+from boundedgen._wakers import Wakers
+
+
+class Flow:
+    """See the module's docstring. `text` makes a fresh stream of text; `now` is monotonic."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        prompt: Sequence[int],
+        config: Mapping[str, Any],
+        text: Callable[[], TextStream],
+        now: Callable[[], float],
+    ) -> None:
+        self.submission = submission
+        self.prompt = prompt
+        self.config = config
+        self.now = now
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.settled: Settle | None = None
+        self.reclaimed: Reclamation | None = None
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.settled_at: float | None = None
+        self.cancelling = False
+        self.rejection: Exception | None = None  #: what the settlement of a REJECTED one raises, where it was found out
+        self.wakers = Wakers()
+        self.lent: list[Callable[[], None]] = []  #: given back when it is settled
+        self.lent_waiting: Callable[[], None] | None = None  #: given back when it stops waiting
+        # The reader's side.
+        self.reading_since: float | None = None
+        self.read_at = submission.submitted_at
+        self.unread_since: float | None = None
+        self.waiters = 0
+        self._new_text = text
+        self._text = text()
+        self._taken = 0
+        self._spoken: list[str] = []
+        self._flushed = False
+        self._taking = threading.Lock()  # readers among themselves; the driver never takes it
+
+    # --- the driver's side ---------------------------------------------------------------------------------------
+
+    def admit(self, now: float) -> None:
+        if self.admitted_at is None:
+            self.admitted_at = now
+        self.stop_waiting()
+
+    def stop_waiting(self) -> None:
+        give_back, self.lent_waiting = self.lent_waiting, None
+        if give_back is not None:
+            give_back()
+
+    def emit(self, effect: Emit, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.logprobs.extend(effect.logprobs)
+        self.token_ids.extend(effect.token_ids)
+        if self.unread_since is None and not self.waiters:
+            self.unread_since = now
+        self.wakers.wake()
+
+    def settle(self, effect: Settle, now: float) -> None:
+        if effect.results and not self.token_ids:
+            self.logprobs.extend(effect.results[0].logprobs)
+            self.token_ids.extend(effect.results[0].token_ids)
+            self.first_token_at = now
+        self.settled_at = now
+        self.settled = effect
+        self.stop_waiting()
+        for give_back in self.lent:
+            give_back()
+        self.lent.clear()
+        self.wakers.wake()
+
+    def prove(self, effect: Prove) -> None:
+        self.reclaimed = Reclamation(steps=effect.steps, seconds=effect.seconds, proof=effect.proof)
+        self.wakers.wake()
+
+    def neglected_since(self) -> float | None:
+        """Since when its stream, once begun, has text that nobody took; None: it has none."""
+        began, since = self.reading_since, self.unread_since
+        return since if began is not None and not self.waiters and len(self.token_ids) > self._taken else None
+
+    def seen_at(self, now: float) -> float:
+        """When its reader was last there; one that waits in a call is there now."""
+        return now if self.waiters else self.read_at
+
+    # --- the readers' side ---------------------------------------------------------------------------------------
+
+    @property
+    def news(self) -> bool:
+        """There is something to take, or an end to be told."""
+        return self.settled is not None or len(self.token_ids) > self._taken
+
+    @property
+    def done(self) -> bool:
+        return self.settled is not None
+
+    def take(self) -> Chunk | None:
+        """What is new for the one stream; None when nothing is (any more, if it is settled)."""
+        with self._taking:
+            return self._take()
+
+    def _take(self) -> Chunk | None:
+        over = self.settled is not None  # read before the tokens: after it no more can come
+        self.read_at, self.unread_since = self.now(), None
+        end = len(self.token_ids)
+        ids = tuple(self.token_ids[self._taken : end])
+        logprobs = tuple(self.logprobs[self._taken : end])
+        self._taken = end
+        text = self._text.feed(ids) if ids else ""
+        if over and not self._flushed:
+            self._flushed = True
+            text += self._text.flush(stopped=self._stopped_by_string())
+        if not ids and not text:
+            return None
+        self._spoken.append(text)
+        return Chunk(text=text, token_ids=ids, logprobs=logprobs if self.config.get("logprobs") else ())
+
+    def text(self) -> str:
+        """All text so far: what was streamed, and what was not. It does not take anything from the stream."""
+        with self._taking:
+            if self._flushed:
+                return "".join(self._spoken)
+            whole = self._new_text()
+            over = self.settled is not None
+            text = whole.feed(self.token_ids[:])
+            return text + (whole.flush(stopped=self._stopped_by_string()) if over else "")
+
+    def _stopped_by_string(self) -> bool:
+        """The engine ended it at a stop string, and not at a stop token."""
+        if (
+            self.settled is None
+            or self.settled.reason != FinishReason.STOP.value
+            or not self.config.get("stop_strings")
+        ):
+            return False
+        ends = {self.config.get("eos_token_id"), *self.config.get("stop_token_ids", ())}
+        return not self.token_ids or self.token_ids[-1] not in ends
+
+    def completion(self) -> Completion:
+        """The output so far, or all of it."""
+        settled = self.settled
+        submission, now = self.submission, self.now()
+        results = () if settled is None else settled.results
+        with_logprobs = bool(self.config.get("logprobs"))
+        ids = tuple(self.token_ids)
+        return Completion(
+            text=self.text(),
+            token_ids=ids,
+            finish_reason=None if settled is None else FinishReason(settled.reason),
+            prompt_tokens=submission.prompt_tokens,
+            completion_tokens=len(ids),
+            queued_s=_since(submission.submitted_at, self.admitted_at),
+            first_token_s=_since(submission.submitted_at, self.first_token_at),
+            total_s=(now if self.settled_at is None else self.settled_at) - submission.submitted_at,
+            seed=self.config["rng_seed"] if self.config.get("do_sample") else None,
+            score=results[0].score if results else None,
+            logprobs=tuple(self.logprobs[: len(ids)]) if with_logprobs else (),
+            alternatives=tuple(self._alternative(r, with_logprobs) for r in results[1:]),
+            id=submission.id,
+            label=submission.label,
+        )
+
+    def _alternative(self, result: SequenceResult, with_logprobs: bool) -> Alternative:
+        text = self._new_text()
+        return Alternative(
+            text=text.feed(result.token_ids) + text.flush(),
+            token_ids=result.token_ids,
+            score=result.score,
+            logprobs=result.logprobs if with_logprobs else (),
+        )
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else end - start

@@ -1,0 +1,104 @@
+"""An owner's lease as users hold it, and how a renewal and the expiry agree on who was first without a lock."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, final
+
+from boundedgen._errors import LeaseExpired
+
+if TYPE_CHECKING:
+    from boundedgen._core._deadlines import ReadyClock
+    from boundedgen._core._leases import Lease as Row
+    from boundedgen._driver import Driver
+    from boundedgen.abc import Clock
+
+
+class LeaseCell:
+    """What the driver and any number of renewers share of one lease.
+
+    A renewal is posted first and claimed second; the driver closes the claim before it ends the lease. If a renewal
+    was first, the driver opens a new claim and looks into its queue again, where that renewal is.
+    """
+
+    def __init__(self, row: Row, renew_on_read: bool) -> None:
+        self.row = row
+        self.renew_on_read = renew_on_read
+        self._claim: dict[str, str] = {}
+
+    def claim(self) -> bool:
+        """A renewer's word. False: the lease is over."""
+        return self._claim.setdefault("end", "renewed") == "renewed"
+
+    def close(self) -> bool:
+        """The driver's word: True: it may end the lease, and no renewal will be told otherwise."""
+        if self._claim.setdefault("end", "over") == "over":
+            return True
+        self._claim = {}
+        return False
+
+    def end(self) -> None:
+        self.row.ended = True
+        self._claim["end"] = "over"
+
+
+@final
+class Lease:
+    """An owner's promise to be there: whoever submits under it is ended once it is not renewed for `ttl_s` seconds.
+
+    `id` is 128 random bits: whoever knows it may renew, revoke and submit under it. Only `renew` renews it (reading
+    too, with `renew_on_read`). It stands still while the engine is started or replaced. Once over, it never comes
+    back. Leaving a `with` block revokes it. Every method returns at once, from any thread.
+    """
+
+    def __init__(self, cell: LeaseCell, driver: Driver, clock: Clock, places: deque[int] | None) -> None:
+        self._cell = cell
+        self._driver = driver
+        self._clock = clock
+        self._places = places
+
+    @property
+    def id(self) -> str:
+        return self._cell.row.id
+
+    @property
+    def owner(self) -> str:
+        return self._cell.row.owner
+
+    @property
+    def ttl_s(self) -> float:
+        return self._cell.row.ttl
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until it expires unless renewed; 0 when it is over."""
+        row = self._cell.row
+        ready_clock: ReadyClock = self._driver.governor.clock
+        return 0.0 if row.ended else max(0.0, row.expires - ready_clock.at(self._clock.now()))
+
+    @property
+    def live(self) -> bool:
+        return self.remaining_s > 0
+
+    def renew(self) -> None:
+        """Valid for `ttl_s` from now. Raises LeaseExpired if it is over."""
+        if self.live:
+            self._driver.post("renew", self.id, self._clock.now())
+            if self._cell.claim():
+                return
+        raise LeaseExpired("this lease is over or never existed; ask for a new one and submit again")
+
+    def revoke(self) -> None:
+        """End it now, and everything submitted under it. Again: nothing happens."""
+        if not self._cell.row.ended:
+            self._cell.end()
+            self._driver.post("revoke", self.id)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.revoke()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.owner!r}, {self.remaining_s:.1f} s left of {self.ttl_s:g}>"

@@ -1,0 +1,58 @@
+"""When to start the engine again: tenacity's strategies, turned into seconds or None."""
+
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+import tenacity
+from attrs import field, frozen
+from tenacity import RetryCallState, stop_after_attempt, wait_exponential_jitter
+
+
+@final
+@frozen(kw_only=True)
+class RestartPolicy:
+    """What happens after the engine died.
+
+    `wait` and `stop` are tenacity strategies (`tenacity.wait_exponential(...)`, `tenacity.stop_after_attempt(...)`,
+    combined with + and |, or a callable on a `tenacity.RetryCallState`): `attempt_number` counts failures in a row,
+    `seconds_since_start` the time since the first of them. `forget_after`: seconds for which an incarnation must have
+    served tokens before the failures before it are forgotten; a mere boot forgets nothing.
+    `resume`: what becomes of the generations that were inside. "fail": they end EngineLost with their partial output.
+    """
+
+    wait: Callable[[RetryCallState], float] = field(
+        factory=lambda: wait_exponential_jitter(initial=0.2, max=30, jitter=0.2)
+    )
+    stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
+    forget_after: float = 60.0
+    resume: Literal["fail"] = "fail"
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("wait", "stop"):
+            if not callable(getattr(self, name)):
+                raise TypeError(
+                    f"RestartPolicy.{name} must be a tenacity strategy or a callable, not {getattr(self, name)!r}"
+                )
+        if not 0 <= self.forget_after < float("inf"):
+            raise ValueError(f"RestartPolicy.forget_after is {self.forget_after!r}; give seconds, 0 or more")
+        if self.resume != "fail":
+            raise ValueError(f"RestartPolicy.resume is {self.resume!r}; this version knows 'fail'")
+
+    def delay(self, failures: int, since_s: float) -> float | None:
+        """Seconds until the next start after `failures` in a row, the first of them `since_s` ago; None: give up.
+
+        Runs the user's strategies: whatever they raise comes out.
+        """
+        state = RetryCallState(retry_object=_Nothing(), fn=None, args=(), kwargs={})
+        state.attempt_number = failures
+        state.start_time = 0.0
+        state.outcome_timestamp = max(0.0, since_s)
+        state.upcoming_sleep = wait = float(self.wait(state))
+        return None if self.stop(state) else max(0.0, wait)
+
+
+class _Nothing(tenacity.Retrying):
+    """RetryCallState wants an owner; ours never runs anything."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("only a state is wanted")

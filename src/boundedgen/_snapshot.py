@@ -1,0 +1,122 @@
+"""What the driver publishes at the end of each wake: numbers and raw stamps, from which stats and health are made."""
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from boundedgen._core._admission import Capacity
+from boundedgen._core._events import EngineFacts
+from boundedgen._core._governor import Governor
+from boundedgen._core._phases import StayPhase
+
+
+@frozen
+class Snapshot:
+    """All of one moment. Instants are monotonic seconds."""
+
+    at: float
+    expected: float | None  #: the next wake-up of the driver, if nothing happens before
+    state: str
+    state_since: float
+    reason: str
+    incarnation: int
+    facts: EngineFacts | None
+    capacity: Capacity | None
+    reserved: tuple[int, ...]
+    waiting: int
+    running: int
+    stopping: int
+    leases: int
+    usage: float | None
+    usage_max: float | None
+    cache_bytes: int | None
+    last_step_s: float | None
+    progress_at: float | None
+    step_budget: float
+    retry_at: float | None
+    tokens_per_s: float | None
+    counters: Mapping[str, int]
+    finished: Mapping[str, int]
+    deadlines: Mapping[str, int]
+    lease_events: Mapping[str, int]
+    kills: Mapping[str, int]
+    reclaim: tuple[int, int, float, tuple[int, ...]]
+
+
+class Gauges:
+    """What is kept from wake to wake for the snapshot: the highest usage, the rate of tokens, the state's age."""
+
+    def __init__(self) -> None:
+        self._usage_max: float | None = None
+        self._cache_bytes: int | None = None
+        self._state = ("", 0.0, "")
+        self._rate: float | None = None
+        self._rate_from = (0.0, 0)
+
+    def became(self, state: str, reason: str, now: float) -> None:
+        self._state = (state, now, reason)
+
+    def take(self, governor: Governor, expected: float | None, now: float) -> Snapshot:
+        tally, life, report = governor.tally, governor.life, governor.last_report
+        usage = None if report is None else report.usage
+        if usage is not None:
+            self._usage_max = max(self._usage_max or 0.0, usage)
+        if report is not None and report.cache_bytes is not None:
+            self._cache_bytes = report.cache_bytes
+        elif life.facts is not None and self._cache_bytes is None:
+            self._cache_bytes = life.facts.cache_bytes
+        running = governor.running()
+        return Snapshot(
+            at=now,
+            expected=expected,
+            state=self._state[0],
+            state_since=self._state[1],
+            reason=self._state[2],
+            incarnation=life.incarnation,
+            facts=life.facts,
+            capacity=governor.capacity,
+            reserved=tuple(governor.ledger.reserved),
+            waiting=len(governor.sequences) - running,
+            running=running,
+            stopping=sum(s.phase is StayPhase.STOPPING for s in governor.stays.values()),
+            leases=len(governor.leases),
+            usage=usage,
+            usage_max=self._usage_max,
+            cache_bytes=self._cache_bytes,
+            last_step_s=None if report is None else report.ended - report.began,
+            progress_at=governor.watch.progress_at,
+            step_budget=governor.watch.step_budget(),
+            retry_at=life.respawn_at,
+            tokens_per_s=self._tokens_per_s(tally.tokens, bool(governor.stays), now),
+            counters={
+                "submitted": tally.submitted,
+                "prompt_tokens": tally.prompt_tokens,
+                "tokens": tally.tokens,
+                "late_tokens": tally.late_tokens,
+                "steps": tally.steps,
+                "restarts": tally.restarts,
+                "requeued": tally.requeued,
+                "ghosts": tally.ghosts,
+                "forgotten": tally.forgotten,
+            },
+            finished=dict(tally.finished),
+            deadlines=dict(tally.deadlines),
+            lease_events=dict(tally.leases),
+            kills=dict(tally.kills),
+            reclaim=(
+                tally.reclaimed,
+                tally.reclaim_steps_max,
+                tally.reclaim_seconds_max,
+                tuple(tally.reclaim_histogram),
+            ),
+        )
+
+    def _tokens_per_s(self, tokens: int, working: bool, now: float) -> float | None:
+        """Over windows of a second with work; the last full window's figure stays until there is a new one."""
+        since, then = self._rate_from
+        if not working:
+            self._rate_from = (now, tokens)
+        elif now - since >= 1.0:
+            self._rate = (tokens - then) / (now - since)
+            self._rate_from = (now, tokens)
+        return self._rate
