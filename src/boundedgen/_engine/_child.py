@@ -128,8 +128,7 @@ class Loop:
         """Drain, then stop: a stop throws away what was not read."""
         if held.ended or held.stopped_at is not None:
             return
-        self._collect(held)
-        if held.ended:
+        if self._collect(held):
             return
         held.inside.stop()
         held.stopped_at = now
@@ -206,7 +205,8 @@ class Loop:
         if (held.ended or held.stopped_at is not None) and held.inside.released():
             self._release(held)
 
-    def _collect(self, held: Held) -> None:
+    def _collect(self, held: Held) -> bool:
+        """Take what it has produced. True if it has ended."""
         token_ids, logprobs, why = held.inside.collect()
         if token_ids:
             self._tidings.output(held.stay, token_ids, logprobs)
@@ -214,6 +214,7 @@ class Loop:
             held.ended = True
             why = "ignored" if why == "stopped" else why
             self._tidings.finished.append(Finish(held.stay, why, held.inside.results()))
+        return held.ended
 
     def _release(self, held: Held) -> None:
         del self._held[held.stay]

@@ -33,6 +33,7 @@ _NONE = genai.GenerationFinishReason.NONE
 _LENGTH = genai.GenerationFinishReason.LENGTH
 _LINEAR_INPUT = re.compile(rb"cache_params\.past\.(?!key\b|value\b)\w+\.\d+")
 _LEARNING_IDS = (1 << 63) + 1  #: request ids of the requests before Ready; stays count from 1
+_COUNTED = 2  #: steps
 _SETS = ("stop_strings", "stop_token_ids")
 
 
@@ -64,8 +65,11 @@ def _native(name: str, value: Any) -> Any:
 class Stay(EngineStay):
     """A GenerationHandle. `read` is called after `can_read` only: on an empty queue it would never return."""
 
-    def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any]) -> None:
+    def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any], census: Census | None) -> None:
         self._handle = handle
+        self._census = census
+        if census is not None:
+            census.inside.add(self)
         self._wanted = int(config.get("num_return_sequences", 1))
         self._single = self._wanted == 1 and int(config.get("num_beams", 1)) == 1
         self._probs = bool(config.get("logprobs", 0))
@@ -124,7 +128,9 @@ class Stay(EngineStay):
         self._handle.stop()
 
     def released(self) -> bool:
-        """The scheduler has removed it: until then the call raises."""
+        """The scheduler has removed it: until then `get_perf_metrics` raises."""
+        if self._census is not None:
+            return self._census.gone(self)
         try:
             self._handle.get_perf_metrics()
         except RuntimeError:
@@ -139,6 +145,32 @@ class Stay(EngineStay):
         return count
 
 
+@final
+class Census:
+    """The weaker proof, for releases whose handles have no `get_perf_metrics`: by the engine's count of requests.
+
+    The count is taken before a step frees anything. So a stay is gone once a step begun after its end has returned,
+    and the count of the step after that has room for the others only.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[Stay] = set()
+        self._requests = 0
+
+    def stepped(self, requests: int) -> None:
+        self._requests = requests
+        for stay in self.inside:
+            if stay.steps_since_end >= 0:
+                stay.steps_since_end += 1
+
+    def gone(self, stay: Stay) -> bool:
+        others = sum(stay.steps_since_end < _COUNTED for stay in self.inside)
+        if stay.steps_since_end < _COUNTED or self._requests > others:
+            return False
+        self.inside.discard(stay)
+        return True
+
+
 # --- the pipeline ------------------------------------------------------------------------------------------------
 
 
@@ -146,8 +178,10 @@ class Stay(EngineStay):
 class GenAIEngine:
     """A loaded pipeline whose pools are known."""
 
-    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int) -> None:
+    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str) -> None:
         self._pipeline = pipeline
+        self.proof = proof
+        self._census = Census() if proof == "request_count" else None
         self._step_tokens = step_tokens
         self._learned = 0
         self._facts: EngineFacts | None = None
@@ -166,11 +200,13 @@ class GenAIEngine:
 
     def _add(self, stay: int, prompt: Any, config: Mapping[str, Any]) -> Stay:
         ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
-        return Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config)
+        return Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config, self._census)
 
     def step(self) -> Metrics:
         self._pipeline.step()
         metrics = self._pipeline.get_metrics()
+        if self._census is not None:
+            self._census.stepped(metrics.requests)
         size = getattr(metrics, "cache_size_in_bytes", None)
         return Metrics(metrics.scheduled_requests, metrics.cache_usage / 100.0, size)
 
@@ -183,6 +219,8 @@ class GenAIEngine:
         while self._pipeline.has_non_finished_requests():
             peak = max(peak, self.step().usage)
         stay.collect()
+        while not stay.released():
+            self.step()
         self.step()
         return peak
 
@@ -236,7 +274,12 @@ def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
     pipeline = genai.ContinuousBatchingPipeline(
         spec["models_path"], config, spec["device"], dict(spec["properties"]), dict(spec["tokenizer_properties"])
     )
-    return GenAIEngine(pipeline, config.max_num_batched_tokens)
+    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use())
+
+
+def proof_in_use() -> str:
+    """How this release proves that it let go of a request."""
+    return "perf_metrics" if hasattr(genai.py_openvino_genai.GenerationHandle, "get_perf_metrics") else "request_count"
 
 
 def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan, version: str) -> GenAIEngine:
@@ -256,7 +299,7 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             probe_blocks=pools.probe_blocks,
             max_prompt_tokens=most,
             hybrid=plan.hybrid,
-            proof="perf_metrics",
+            proof=engine.proof,
             findings=(*plan.findings, *pools.findings, *([warning] if warning else [])),
         )
     )

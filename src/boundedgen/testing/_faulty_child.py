@@ -1,0 +1,281 @@
+"""`python -m boundedgen.testing._faulty_child`: a real engine process that misbehaves on request, or needs no model.
+
+`GenAIHost(None, {"num_kv_blocks": 64}, "CPU", {}, …, module=MODULE, fault={"hang_at": 5})` runs the same loop, wire
+and stamps as the real engine. With `models_path` None a simulated engine takes the model's place: it is ready in the
+time that Python needs to start, and the token at position p of a stay (its prompt counts) is
+`(7 * prompt[0] + p) % 259`, so that a continued generation goes on as if nothing had happened.
+
+Keys of `fault`, all optional; steps count from 1 in each incarnation:
+`incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
+`cut_at`, `stale_at`, `flood_at` (step numbers), `flood_bytes`, `step_s` (each step takes so long), `slow_at` and
+`slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool), `grandchild` (bool),
+`boot_s`, `boot_raises` ([kind, text, permanent]).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+from attrs import define, field
+
+from boundedgen._core._events import EngineFacts, PoolFacts, SequenceResult, StepRaised
+from boundedgen._engine import _wire
+from boundedgen._engine._child import main
+from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Metrics
+from boundedgen.abc import Request
+
+MODULE = "boundedgen.testing._faulty_child"
+VOCABULARY = 259
+BLOCK = 32
+EOS = 2
+_FOREVER_S = 3600
+
+
+# --- an engine without a model -----------------------------------------------------------------------------------
+
+
+@final
+@define(eq=False)
+class SimStay(EngineStay):
+    prompt: tuple[int, ...]
+    config: Mapping[str, Any]
+    computed: int = 0
+    tokens: list[int] = field(factory=list)
+    read: int = 0
+    why: str = ""
+    gone: bool = False
+    late: int = 0
+
+    @property
+    def sequences(self) -> int:
+        return max(int(self.config.get("num_beams", 1)), self.wanted)
+
+    @property
+    def wanted(self) -> int:
+        return int(self.config.get("num_return_sequences", 1))
+
+    @property
+    def blocks(self) -> int:
+        return self.sequences * -(-(self.computed + max(0, len(self.tokens) - 1)) // BLOCK)
+
+    def advance(self, room: int) -> int:
+        """One step's work with `room` tokens of budget; the tokens that it took."""
+        if self.computed < len(self.prompt):
+            taken = min(room, len(self.prompt) - self.computed)
+            self.computed += taken
+            if self.computed == len(self.prompt):
+                self._produce()
+            return taken
+        self._produce()
+        return self.sequences
+
+    def _produce(self) -> None:
+        self.tokens.append((7 * self.prompt[0] + len(self.prompt) + len(self.tokens)) % VOCABULARY)
+        if self.tokens[-1] == EOS and not self.config.get("ignore_eos", False):
+            self.why = "stop"
+        elif len(self.tokens) >= int(self.config["max_new_tokens"]):
+            self.why = "length"
+
+    def collect(self) -> tuple[list[int], list[float], str]:
+        if self.sequences > 1:
+            return [], [], self.why
+        fresh = self.tokens[self.read :]
+        self.read += len(fresh)
+        return fresh, [-0.5] * len(fresh) if self.config.get("logprobs") else [], self.why
+
+    def results(self) -> tuple[SequenceResult, ...]:
+        if self.sequences == 1:
+            return ()
+        return tuple(SequenceResult(tuple(self.tokens), (), -float(rank)) for rank in range(self.wanted))
+
+    def stop(self) -> None:
+        self.why = "stopped"
+
+    def released(self) -> bool:
+        return self.gone
+
+    def late_tokens(self) -> int:
+        return self.late
+
+
+@final
+class SimEngine:
+    """Blocks are counted as the real one counts them; a pool that overflows makes `step` raise."""
+
+    step_tokens = 256
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        scheduler = spec["scheduler"]
+        self._blocks = int(scheduler.get("num_kv_blocks", 64)) + 1
+        self._inside: list[SimStay] = []
+        self._facts = EngineFacts(
+            device=spec["device"],
+            versions={"openvino-genai": "simulated"},
+            pools=(PoolFacts("kv", self._blocks, BLOCK),),
+            block_size=BLOCK,
+            cache_bytes=self._blocks << 14,
+            vocab_size=VOCABULARY,
+            running_max=int(scheduler.get("max_num_seqs", 256)),
+            probe_blocks={"kv": 1},
+            max_prompt_tokens=None,
+            hybrid=False,
+            proof="perf_metrics",
+        )
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def add(self, request: Request) -> SimStay:
+        if int(request.config["max_new_tokens"]) < 1 or not request.prompt:
+            raise ValueError("max_new_tokens and the prompt must not be empty")
+        stay = SimStay(tuple(request.prompt), request.config)
+        self._inside.append(stay)
+        return stay
+
+    def step(self) -> Metrics:
+        room = self.step_tokens
+        scheduled = 0
+        for stay in self._inside:
+            if not stay.why and room > 0:
+                room -= stay.advance(room)
+                scheduled += 1
+        used = sum(stay.blocks for stay in self._inside)
+        if used > self._blocks:
+            raise RuntimeError("Check 'can_allocate_blocks(1)' failed: the cache has overflowed")
+        for stay in self._inside:
+            stay.gone = bool(stay.why)
+        self._inside = [stay for stay in self._inside if not stay.gone]
+        return Metrics(scheduled, used / self._blocks, self._facts.cache_bytes)
+
+
+# --- misbehaviour ------------------------------------------------------------------------------------------------
+
+
+def _sleep_holding_the_gil(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6)) if seconds < 1 else ctypes.PyDLL(None).sleep(int(seconds))
+
+
+@final
+class DeafStay(EngineStay):
+    """Ignores its stop."""
+
+    def __init__(self, inside: EngineStay) -> None:
+        self._inside = inside
+
+    def collect(self) -> tuple[list[int], list[float], str]:
+        return self._inside.collect()
+
+    def results(self) -> tuple[SequenceResult, ...]:
+        return self._inside.results()
+
+    def stop(self) -> None:
+        return
+
+    def released(self) -> bool:
+        return False
+
+    def late_tokens(self) -> int:
+        return 0
+
+
+@final
+class FaultyEngine:
+    """Any engine, with faults at given steps."""
+
+    def __init__(self, engine: Engine, fault: Mapping[str, Any], incarnation: int, reports: int) -> None:
+        self._engine, self._fault = engine, fault
+        self._incarnation, self._reports = incarnation, reports
+        self._steps = 0
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._engine.facts
+
+    @property
+    def step_tokens(self) -> int:
+        return self._engine.step_tokens
+
+    def add(self, request: Request) -> EngineStay:
+        inside = self._engine.add(request)
+        return DeafStay(inside) if self._fault.get("ignore_stops") else inside
+
+    def step(self) -> Metrics:
+        self._steps += 1
+        self._delay()
+        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood"):
+            if self._fault.get(f"{name}_at") == self._steps:
+                getattr(self, f"_{name}")()
+        return self._engine.step()
+
+    def _delay(self) -> None:
+        seconds = float(self._fault.get("step_s", 0.0))
+        if self._fault.get("slow_at") == self._steps:
+            seconds += float(self._fault["slow_s"])
+        if seconds:
+            (_sleep_holding_the_gil if self._fault.get("gil") else time.sleep)(seconds)
+
+    def _hang(self) -> None:
+        _sleep_holding_the_gil(_FOREVER_S)
+
+    def _raise(self) -> None:
+        raise RuntimeError("Check 'simulated' failed: a fault was asked for")
+
+    def _exit(self) -> None:
+        print("the last words", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    def _crash(self) -> None:
+        ctypes.string_at(0)
+
+    def _garbage(self) -> None:
+        os.write(self._reports, b"\0garbage, not a frame\n")
+
+    def _cut(self) -> None:
+        os.write(self._reports, _wire.encode(StepRaised(self._incarnation, 1, "cut"), self._incarnation)[:-3])
+        os._exit(4)
+
+    def _stale(self) -> None:
+        os.write(self._reports, _wire.encode(StepRaised(0, 1, "stale"), self._incarnation - 1))
+
+    def _flood(self) -> None:
+        left = int(self._fault.get("flood_bytes", 1 << 24))
+        while left > 0:
+            try:
+                left -= os.write(1, b"noise " * 4096)
+            except BlockingIOError:
+                time.sleep(0.0001)
+                left -= 4096 * 6
+        os.write(2, b"end of the flood\n")
+
+
+def load(spec: Mapping[str, Any]) -> Engine:
+    """The engine that `spec` names, wrapped in the faults that it asks for."""
+    incarnation, reports = int(sys.argv[2]), int(sys.argv[4])
+    fault = spec["fault"] or {}
+    if incarnation not in fault.get("incarnations", [incarnation]):
+        fault = {}
+    if fault.get("grandchild"):
+        subprocess.Popen(["sleep", "1000"])
+    time.sleep(float(fault.get("boot_s", 0.0)))
+    if refusal := fault.get("boot_raises"):
+        raise BootRefusedError(*refusal)
+    return FaultyEngine(_load(spec), fault, incarnation, reports) if fault else _load(spec)
+
+
+def _load(spec: Mapping[str, Any]) -> Engine:
+    if spec["models_path"] is None:
+        return SimEngine(spec)
+    from boundedgen._engine import _genai
+
+    return _genai.load(spec)
+
+
+if __name__ == "__main__":
+    main(load)
