@@ -1,6 +1,5 @@
 """Experiments on the raw engine that hold for every model. Each returns plain data; the tests judge it."""
 
-import ctypes
 import os
 import pickle
 import threading
@@ -117,7 +116,7 @@ def stop_then_newcomer(caching: bool, settle: bool, device: str = "CPU", propert
 
 def block(pipe: Any) -> int:
     """Tokens a block, learnt from the engine: a prompt grows until it takes two blocks. Leaves the pipeline idle."""
-    one = min(usage_of(pipe, length) for length in (1,))
+    one = usage_of(pipe, 1)
     return next(length for length in (16, 32, 64) if usage_of(pipe, length + 1) > one * 1.5)
 
 
@@ -230,6 +229,7 @@ def duplicate_id() -> list[str]:
     first, second = add(pipe, 7, 10, 20), add(pipe, 7, 12, 20)
     errors = [step_error(pipe) for _ in range(2)]
     first.stop()
+    errors.append(step_error(pipe))
     second.stop()
     return [*errors, step_error(pipe)]
 
@@ -334,13 +334,6 @@ def continued(cuts: list[int]) -> list[bool]:
     whole = finish(pipe, add(pipe, 1, prompt, 32))[0]
     again = pipeline(num_kv_blocks=64)
     return [finish(again, add(again, cut, prompt + whole[:cut], 32 - cut))[0] == whole[cut:] for cut in cuts]
-
-
-def resident_bytes() -> int:
-    """Unused memory is given back first, so that growth means growth."""
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def unbounded_cache() -> list[int]:

@@ -9,15 +9,17 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 import numpy as np
 import openvino as ov
@@ -149,11 +151,11 @@ class Lab:
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by close()
 
-    def run(self, experiment: Callable[Concatenate[P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self, experiment: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """What `experiment` returns. Raises Died, Hung (60 s) or AssertionError with its traceback."""
         return self.run_within(60, experiment, *args, **kwargs)
 
-    def run_within(self, seconds: float, experiment: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def run_within(self, seconds: float, experiment: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         process = self._start()
         call = [experiment.__module__, experiment.__qualname__, args, kwargs]
         assert process.stdin is not None
@@ -225,6 +227,7 @@ def laboratory(environment: Mapping[str, str] | None = None) -> Iterator[Lab]:
 
 
 def _serve() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the engine prints must not get between the answers
     for line in sys.stdin:
@@ -232,8 +235,6 @@ def _serve() -> None:
         try:
             answer = {"result": getattr(importlib.import_module(module), name)(*args, **kwargs)}
         except Exception as error:
-            import traceback
-
             answer = {"error": f"{error!r}\n{traceback.format_exc()}"}
         print(json.dumps(answer), file=answers, flush=True)
 
