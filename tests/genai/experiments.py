@@ -82,6 +82,12 @@ def pickling() -> list[str]:
     return errors
 
 
+def device_name() -> str:
+    """Full name of the GPU, empty where there is none."""
+    core = raw.ov.Core()
+    return str(core.get_property("GPU", "FULL_DEVICE_NAME")) if "GPU" in core.available_devices else ""
+
+
 # --- stopping and proof of release -----------------------------------------------------------------------------------
 
 
@@ -98,9 +104,11 @@ def stop_keeps_blocks(device: str = "CPU", model: str = raw.PLAIN, properties: d
     return {"held": held, "stopped": stopped, "released": released, "usage": [before, after, usage(pipe)]}
 
 
-def stop_then_newcomer(caching: bool, settle: bool, device: str = "CPU", properties: dict[str, str] | None = None) -> list[Any]:
+def stop_then_newcomer(
+    caching: bool, settle: bool, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
+) -> list[Any]:
     """A holds all blocks and is stopped, then B comes. Both states and B's tokens."""
-    pipe = pipeline(device=device, properties=properties, num_kv_blocks=8, enable_prefix_caching=caching)
+    pipe = pipeline(model, device, properties, num_kv_blocks=8, enable_prefix_caching=caching)
     first = add(pipe, 1, 8 * block(pipe) - 10, 10)
     steps(pipe, 3)
     full = usage(pipe)[1]
@@ -200,16 +208,18 @@ def scheduled_at_once(max_num_seqs: int, requests: int) -> int:
     return int(pipe.get_metrics().scheduled_requests)
 
 
-def fits(prompt: int, new: int, blocks: int, device: str = "CPU", properties: dict[str, str] | None = None, model: str = raw.PLAIN) -> list[Any]:
+def fits(
+    prompt: int, new: int, blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
+) -> list[Any]:
     pipe = pipeline(model, device, properties, num_kv_blocks=blocks, max_num_seqs=2)
     handle = add(pipe, 1, prompt, new)
     tokens = finish(pipe, handle)[0]
     return [status(handle), len(tokens)]
 
 
-def one_block(blocks: int, device: str = "CPU", properties: dict[str, str] | None = None) -> list[float]:
+def one_block(blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> list[float]:
     """cache_usage with one block in use, and the block size."""
-    pipe = pipeline(device=device, properties=properties, num_kv_blocks=blocks)
+    pipe = pipeline(model, device, properties, num_kv_blocks=blocks)
     return [usage_of(pipe, 5), block(pipe)]
 
 
