@@ -36,6 +36,14 @@ _NOT_WITH_BEAMS: Final[Mapping[str, Any]] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
+#: What makes the engine leave the grammar, measured with 2026.4.1: beams never see it, of several samples only the
+#: first keeps to it, and past its end (not ended by an end-of-sequence token) any token comes.
+_NOT_WITH_GRAMMAR: Final[Mapping[str, Any]] = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "ignore_eos": False,
+    "min_new_tokens": 0,
+}
 
 
 def generation_fields(
@@ -64,6 +72,8 @@ def generation_fields(
     _check_together(fields, limits)
     if fields.get("do_sample"):
         fields.setdefault("rng_seed", draw_seed())
+    if "logprobs" in fields:
+        fields["logprobs"] = min(fields["logprobs"], 1)
     fields.pop("apply_chat_template", None)
     return fields
 
@@ -161,6 +171,8 @@ def _check_together(fields: Mapping[str, Any], limits: Limits) -> None:
         raise InvalidRequest(
             f"num_return_sequences is {results}, but greedy decoding has one result; set do_sample=True or num_beams"
         )
+    if "structured_output_config" in fields:
+        _check_grammar(fields)
     if fields.get("do_sample") and fields.get("temperature", 1.0) < F32_LEAST:
         raise InvalidRequest(
             f"temperature is {fields['temperature']:g} with do_sample=True; make it positive, or set do_sample=False"
@@ -170,6 +182,15 @@ def _check_together(fields: Mapping[str, Any], limits: Limits) -> None:
             f"the request asks for {sequences_of(fields)} sequences (num_beams {beams}, "
             f"num_return_sequences {results}); at most {limits.sequences_max} (Limits.sequences_max)"
         )
+
+
+def _check_grammar(fields: Mapping[str, Any]) -> None:
+    for name, off in _NOT_WITH_GRAMMAR.items():
+        if fields.get(name, off) != off:
+            raise InvalidRequest(
+                f"{name} is {fields[name]} with structured_output_config: the engine would leave the grammar; "
+                f"set {name}={off}"
+            )
 
 
 def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:

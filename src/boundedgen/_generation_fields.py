@@ -55,6 +55,8 @@ def _real(least: float = -_F32_MAX, most: float = _F32_MAX, *, above: bool = Fal
 
 
 _FLAG: Final = _Kind("flag")
+#: The engine gives one value a token whatever is asked, but takes memory for all: 2^31 - 1 ate 24 GB in a step.
+LOGPROBS_MAX: Final = 20
 #: Every field that a caller may set. Ranges are those of GenerationConfig::validate (2026.4.1), which checks the
 #: sampling ones only while do_sample is on; here they always count. Engine floats are 32 bits wide.
 FIELDS: Final[Mapping[str, _Kind]] = {
@@ -67,7 +69,7 @@ FIELDS: Final[Mapping[str, _Kind]] = {
     "stop_strings": _Kind("strings"),
     "include_stop_str_in_output": _FLAG,
     "apply_chat_template": _FLAG,
-    "logprobs": _whole(0, 2**31 - 1),
+    "logprobs": _whole(0, LOGPROBS_MAX),
     "repetition_penalty": _real(F32_LEAST),
     "presence_penalty": _real(-2.0, 2.0),
     "frequency_penalty": _real(-2.0, 2.0),
