@@ -230,6 +230,10 @@ class GenAIEngine:
     def cache_bytes(self) -> int | None:
         return getattr(self._pipeline.get_metrics(), "cache_size_in_bytes", None)
 
+    def tokens(self) -> int:
+        """That the tokenizer knows."""
+        return len(self._pipeline.get_tokenizer().get_vocab())
+
     def become(self, facts: EngineFacts) -> None:
         self._facts = facts
 
@@ -320,5 +324,5 @@ def _vocab_size(models_path: Path, engine: GenAIEngine) -> int | None:
         config = json.loads((models_path / "config.json").read_text(encoding="utf-8"))
         size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     except (OSError, ValueError, KeyError, TypeError):
-        return len(engine._pipeline.get_tokenizer().get_vocab()) or None
+        return engine.tokens() or None
     return int(size)

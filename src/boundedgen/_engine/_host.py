@@ -8,6 +8,7 @@ to one life (two pipes, the pipe of its output, the stamps, the pidfd) is made w
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -91,6 +92,7 @@ class GenAIHost:
 
 def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
     """Run `python -m module` as an engine. No descriptor is left behind if that raises OSError."""
+    reap_lost()
     with contextlib.ExitStack() as undo:
         commands, reports, output = (_pipe(undo) for _ in range(3))
         stamps = create()
@@ -127,10 +129,32 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 
 def _widen(fd: int) -> None:
     """Room for the engine's output while nobody reads it; what does not fit is lost, and blocks nobody."""
-    import fcntl
-
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, _OUTPUT_PIPE)
+
+
+@final
+class _Tap:
+    """The end of a pipe that is read. `over`: nobody can write to it any more."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.over = False
+
+    def chunks(self) -> list[bytes]:
+        """What can be read now, within reason."""
+        chunks: list[bytes] = []
+        while not self.over and len(chunks) < _READS:
+            try:
+                data = os.read(self.fd, _READ)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if data:
+                chunks.append(data)
+            self.over = not data
+        return chunks
 
 
 @final
@@ -138,7 +162,7 @@ class _Life:
     """The process, its output, its end."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: int, keep: int) -> None:
-        self._process, self.output, self._keep = process, output, keep
+        self._process, self.output, self._keep = process, _Tap(output), keep
         self.pid = process.pid
         self.pidfd = _pidfd(process)
         self._tail = bytearray()
@@ -146,7 +170,7 @@ class _Life:
 
     def drain(self) -> None:
         """Read what it printed, and keep the end of that."""
-        for data in _chunks(self.output):
+        for data in self.output.chunks():
             self._tail += data
             del self._tail[: max(0, len(self._tail) - self._keep)]
 
@@ -178,10 +202,22 @@ class _Life:
         return self._tail.decode("utf-8", "replace")
 
     def close(self) -> None:
-        os.close(self.output)
-        os.close(self.pidfd)
-        if not self.over:
-            self._process.returncode = _UNKNOWN_STATUS  # not reaped, and nobody may wait for it now
+        """One that has not left yet keeps its pidfd, until `reap_lost` finds it gone."""
+        os.close(self.output.fd)
+        if self.over:
+            os.close(self.pidfd)
+        else:
+            _lost.append(self)
+
+
+_lost: list[_Life] = []
+
+
+def reap_lost() -> None:
+    """Leave no zombie of an engine that was disposed of before it had left."""
+    for life in [life for life in _lost if life.reap() is not None]:
+        _lost.remove(life)
+        os.close(life.pidfd)
 
 
 def _pidfd(process: subprocess.Popen[bytes]) -> int:
@@ -190,20 +226,6 @@ def _pidfd(process: subprocess.Popen[bytes]) -> int:
     except OSError:
         process.kill()
         raise
-
-
-def _chunks(fd: int) -> list[bytes]:
-    """What can be read now, within reason."""
-    chunks: list[bytes] = []
-    for _ in range(_READS):
-        try:
-            data = os.read(fd, _READ)
-        except (BlockingIOError, ConnectionResetError):
-            break
-        if not data:
-            break
-        chunks.append(data)
-    return chunks
 
 
 @final
@@ -220,13 +242,13 @@ class ChildLink:
         limits: Limits,
         began: float,
     ) -> None:
-        self._incarnation, self._life, self._commands, self._reports = incarnation, life, commands, reports
+        self._incarnation, self._life, self._commands, self._reports = incarnation, life, commands, _Tap(reports)
         self._stamps, self._began = stamps, began
         self._decoder = Decoder(limits.frame_bytes)
         self._outbox = Outbox(limits.outbox_bytes)
         self._broken: WireBroken | None = None
         self._deaf = False  # the command pipe has no reader any more
-        self._mute = False  # a bad frame came: nothing after it is looked at
+        self._mute = False  # what comes from here on is not looked at
         self._met = False
         self._disposed = False
 
@@ -242,7 +264,7 @@ class ChildLink:
         """Reports, output, and the pidfd, which is readable once the process has ended. None after `Exited`."""
         if self._disposed or self._life.over:
             return ()
-        return (self._reports, self._life.output, self._life.pidfd)
+        return (*(tap.fd for tap in (self._reports, self._life.output) if not tap.over), self._life.pidfd)
 
     def fileno_to_write(self) -> int | None:
         return self._commands if self._outbox and not self._deaf else None
@@ -294,16 +316,16 @@ class ChildLink:
         if self._disposed:
             return
         self._life.kill()
-        self._life.reap() if not self._life.over else None
         self._disposed = True
         self._stamps.close()
         os.close(self._commands)
-        os.close(self._reports)
+        os.close(self._reports.fd)
         self._life.close()
+        reap_lost()
 
     def _read(self) -> list[Report]:
         reports: list[Report] = []
-        for data in _chunks(self._reports):
+        for data in self._reports.chunks():
             if self._mute:
                 continue
             try:
@@ -314,6 +336,8 @@ class ChildLink:
         return reports
 
     def _report(self, frame: Frame) -> list[Report]:
+        if self._mute:
+            return []
         if frame.incarnation != self._incarnation:
             raise WireError(f"a frame of incarnation {frame.incarnation}")
         word = decode(frame)
@@ -331,6 +355,7 @@ class ChildLink:
         if self._began - _CLOCK_S <= hello.at <= time.monotonic() + _CLOCK_S:
             return []
         text = f"the engine's monotonic clock reads {hello.at:.3f} s, the parent's {time.monotonic():.3f} s"
+        self._mute = True
         return [BootFailed(self._incarnation, "other", text, permanent=True)]
 
     def _break(self, text: str) -> None:

@@ -1,0 +1,301 @@
+"""Framing, bodies, outbox and stamps: what may be sent, and that nothing else gets through."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import struct
+import threading
+import time
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boundedgen._core._events import (
+    BootFailed,
+    EngineFacts,
+    Finish,
+    Output,
+    PoolFacts,
+    Progress,
+    Pulse,
+    Ready,
+    Refusal,
+    Release,
+    SequenceResult,
+    StepRaised,
+)
+from boundedgen._engine._stamps import StampReader, StampWriter, create
+from boundedgen._engine._wire import Boot, Decoder, Halt, Hello, Outbox, WireError, Word, decode, encode
+from boundedgen.abc import Request
+
+LIMIT = 1 << 16
+INCARNATION = 7
+
+ids = st.integers(0, 2**63)
+seconds = st.floats(allow_nan=False)
+text = st.text(max_size=30) | st.just("\ud800 lone, \x00 and \U0001f600")
+tokens = st.lists(ids, max_size=8).map(tuple)
+probs = st.lists(seconds, max_size=8).map(tuple)
+maybe = st.none() | ids
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**64), 2**64) | seconds | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def tuples(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+results = st.builds(SequenceResult, tokens, probs, st.none() | seconds)
+progresses = st.builds(
+    Progress,
+    st.just(INCARNATION),
+    ids,
+    seconds,
+    seconds,
+    ids,
+    seconds,
+    st.none() | tokens,
+    tokens,
+    tokens,
+    tuples(st.builds(Refusal, ids, text, text)),
+    tuples(st.builds(Output, ids, tokens, probs)),
+    tuples(st.builds(Finish, ids, st.sampled_from(["stop", "length", "ignored"]), tuples(results))),
+    tuples(st.builds(Release, ids, ids, seconds, ids)),
+    maybe,
+)
+facts = st.builds(
+    EngineFacts,
+    device=text,
+    versions=st.dictionaries(text, text, max_size=3),
+    pools=tuples(st.builds(PoolFacts, text, ids, maybe)),
+    block_size=ids,
+    cache_bytes=maybe,
+    vocab_size=maybe,
+    running_max=ids,
+    probe_blocks=st.dictionaries(text, ids, max_size=3),
+    max_prompt_tokens=maybe,
+    hybrid=st.booleans(),
+    proof=text,
+    findings=tuples(text),
+)
+words: st.SearchStrategy[Word] = st.one_of(
+    st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),
+    st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds),
+    st.builds(Halt, ids),
+    st.builds(Hello, st.just(INCARNATION), seconds, ids),
+    st.builds(Ready, st.just(INCARNATION), facts),
+    st.builds(BootFailed, st.just(INCARNATION), text, text, st.booleans()),
+    st.builds(StepRaised, st.just(INCARNATION), ids, text),
+    progresses,
+)
+
+
+def decoded(data: bytes, limit: int = LIMIT) -> list[Word]:
+    return [decode(frame) for frame in Decoder(limit).feed(data)]
+
+
+@given(words)
+def test_every_word_comes_back_as_it_was_sent(word: Word) -> None:
+    assert decoded(encode(word, INCARNATION)) == [word]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 5e-324])
+def test_any_float_crosses_the_wire(value: float) -> None:
+    (word,) = decoded(encode(Hello(INCARNATION, value, 1), INCARNATION))
+    assert isinstance(word, Hello)
+    assert struct.pack("d", word.at) == struct.pack("d", value)
+
+
+@given(st.lists(words, max_size=4), st.lists(st.integers(0, 2000), max_size=6))
+def test_a_stream_may_be_cut_anywhere(sent: list[Word], cuts: list[int]) -> None:
+    stream = b"".join(encode(word, INCARNATION) for word in sent)
+    at = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    decoder = Decoder(LIMIT)
+    frames = [f for a, b in itertools.pairwise(at) for f in decoder.feed(stream[a:b])]
+    assert [decode(frame) for frame in frames] == sent
+    assert {frame.incarnation for frame in frames} <= {INCARNATION}
+
+
+@given(words)
+def test_a_frame_that_is_cut_off_at_its_end_is_no_error_and_no_word(word: Word) -> None:
+    data = encode(word, INCARNATION)
+    for end in (1, 11, len(data) - 1):
+        assert Decoder(LIMIT).feed(data[:end]) == []
+
+
+@settings(max_examples=300)
+@given(words, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
+def test_a_mutated_frame_decodes_to_a_word_or_is_a_wire_error(
+    word: Word, changes: list[tuple[int, int]], body_only: bool
+) -> None:
+    data = bytearray(encode(word, INCARNATION))
+    first = 12 if body_only and len(data) > 12 else 0
+    for where, byte in changes:
+        data[first + where % (len(data) - first)] = byte
+    try:
+        got = decoded(bytes(data))
+    except WireError:
+        return
+    # Whatever decodes is a word of the right types: it can be sent again and comes back the same.
+    for one in got:
+        assert repr(decoded(encode(one, INCARNATION), 1 << 20)) in (repr([one]), repr([_with_incarnation(one)]))
+
+
+def _with_incarnation(word: Word) -> Word:
+    return attrs.evolve(word, incarnation=INCARNATION) if hasattr(word, "incarnation") else word
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_a_wire_error_as_soon_as_a_header_is_there(noise: bytes) -> None:
+    if noise[:3] == b"bG\x01":
+        return
+    decoder = Decoder(LIMIT)
+    if len(noise) < 12:
+        assert decoder.feed(noise) == []
+    else:
+        with pytest.raises(WireError):
+            decoder.feed(noise)
+
+
+def _frame(kind: int, body: bytes, version: int = 1, length: int | None = None) -> bytes:
+    return struct.pack("<2sBBII", b"bG", version, kind, INCARNATION, len(body) if length is None else length) + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(_frame(99, b"[]"), id="unknown kind"),
+        pytest.param(_frame(3, b"1", version=2), id="another version"),
+        pytest.param(_frame(3, b"1", length=LIMIT + 1), id="too long"),
+        pytest.param(_frame(3, b"{"), id="no JSON"),
+        pytest.param(_frame(3, b"\xff\xfe"), id="no UTF-8"),
+        pytest.param(_frame(3, b"true"), id="a bool is no integer"),
+        pytest.param(_frame(3, b"1.0"), id="a float is no integer"),
+        pytest.param(_frame(3, b"9" * 5000), id="an integer of 5000 digits"),
+        pytest.param(_frame(3, b"[" * 60_000), id="a deep nesting"),
+        pytest.param(_frame(16, b"[1.0]"), id="too few fields"),
+        pytest.param(_frame(16, b"[1.0,2,3]"), id="too many fields"),
+        pytest.param(_frame(16, b"[" + b"9" * 400 + b",2]"), id="an integer too large for a float"),
+        pytest.param(_frame(16, b'["1",2]'), id="a string is no float"),
+        pytest.param(_frame(16, b'{"0":1,"1":2}'), id="an object is no row"),
+        pytest.param(_frame(19, b"[1,2,3,4,5,null,[],[],[],[[1,[1],{}]],[],[],null]"), id="an object is no list"),
+        pytest.param(_frame(19, b"[1,2,3,4,5,null,[],[],[],[],[[1,false,[]]],[],null]"), id="an unknown end"),
+    ],
+)
+def test_what_no_encoder_makes_is_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decoded(data)
+
+
+def test_a_decoder_holds_no_more_than_one_frame_whatever_length_is_announced() -> None:
+    decoder = Decoder(LIMIT)
+    with pytest.raises(WireError):
+        decoder.feed(_frame(3, b"", length=2**32 - 1))
+
+
+def test_a_report_of_sixteen_sequences_costs_well_under_a_step() -> None:
+    outputs = tuple(Output(1000 + i, (30_000 + i,), ()) for i in range(16))
+    report = Progress(INCARNATION, 9, 1.25, 2.5, 16, 0.25, None, outputs=outputs)
+    decoder = Decoder(LIMIT)
+
+    def once() -> float:
+        began = time.thread_time()
+        for _ in range(50):
+            (frame,) = decoder.feed(encode(report, INCARNATION))
+            decode(frame)
+        return (time.thread_time() - began) / 50
+
+    assert min(once() for _ in range(20)) < 200e-6
+
+
+# --- outbox ------------------------------------------------------------------------------------------------------
+
+
+def test_an_outbox_refuses_what_does_not_fit_and_keeps_the_rest_whole() -> None:
+    outbox = Outbox(100)
+    assert outbox.put(b"a" * 90)
+    assert not outbox.put(b"b" * 20)
+    assert outbox.put(b"c" * 10)
+    read, write = os.pipe()
+    try:
+        outbox.flush(write)
+        assert os.read(read, 200) == b"a" * 90 + b"c" * 10
+        assert not outbox
+        assert outbox.put(b"b" * 200)  # the first one always fits, or it could never be sent
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_an_outbox_never_waits_for_a_full_pipe_and_goes_on_where_it_stopped() -> None:
+    payload = bytes(range(256)) * 4096
+    outbox = Outbox(1 << 22)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    try:
+        outbox.put(payload)
+        outbox.put(b"the end")
+        got = bytearray()
+        while outbox:
+            outbox.flush(write)
+            got += os.read(read, 1 << 16)
+        while len(got) < len(payload) + 7:
+            got += os.read(read, 1 << 16)
+        assert bytes(got) == payload + b"the end"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+# --- stamps ------------------------------------------------------------------------------------------------------
+
+
+def test_stamps_say_what_the_step_in_flight_is_and_how_long_the_ended_ones_took() -> None:
+    fd = create()
+    writer, reader = StampWriter(fd), StampReader(fd)
+    os.close(fd)
+    assert reader.read() == Pulse()
+    writer.begin(10.0, 300, 90_000)
+    assert reader.read() == Pulse(1, 0, 10.0, 0.0, 0.0, 300, 90_000)
+    assert reader.read().in_step
+    writer.end(12.5)
+    assert reader.read() == Pulse(1, 1, 10.0, 12.5, 2.5, 0, 0)
+    writer.begin(20.0, 1 << 70, 1 << 70)
+    assert reader.read().scheduled == 2**64 - 1
+    reader.close()
+    writer.end(21.0)
+    assert reader.read().begun_at == 20.0  # as it was at close
+
+
+def test_stamps_are_never_torn_by_a_writer_in_another_thread() -> None:
+    fd = create()
+    writer, reader = StampWriter(fd), StampReader(fd)
+    os.close(fd)
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 20_001):
+            writer.begin(float(number), number, number)
+            writer.end(float(number))
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    last = 0
+    while not done.is_set():
+        pulse = reader.read()
+        assert pulse.begun_at == pulse.steps_begun
+        assert pulse.scheduled in (0, pulse.steps_begun)
+        assert pulse.steps_begun - pulse.steps_ended in (0, 1)
+        assert pulse.steps_begun >= last
+        last = pulse.steps_begun
+    thread.join()
+    assert reader.read().steps_ended == 20_000
