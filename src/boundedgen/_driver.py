@@ -17,6 +17,7 @@ from boundedgen._core import _events as ev
 from boundedgen._core._deadlines import Agenda
 from boundedgen._core._governor import Governor
 from boundedgen._errors import FinishReason as Why
+from boundedgen._errors import PipelineClosed
 from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
 from boundedgen._restart import RestartPolicy
@@ -30,8 +31,10 @@ POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then th
 class Driver:
     """`turn()` is one wake without waiting; `run()` is the thread. `over` is set when it has ended for good."""
 
-    def __init__(self, host: EngineHost, limits: Limits, restart: RestartPolicy, clock: Clock) -> None:
-        self.governor = Governor(limits, forget_after=restart.forget_after)
+    def __init__(
+        self, host: EngineHost, limits: Limits, restart: RestartPolicy, clock: Clock, *, reserve: bool = True
+    ) -> None:
+        self.governor = Governor(limits, forget_after=restart.forget_after, reserve=reserve)
         self.wakers = Wakers()  # state changes
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}
@@ -49,6 +52,7 @@ class Driver:
         self._policy_due: float | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         now = clock.now()
         self._gauges.became("starting", "", now)
         self.snapshot: Snapshot = self._gauges.take(self.governor, None, now)
@@ -63,11 +67,17 @@ class Driver:
 
     def post(self, command: str, *args: Any) -> None:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
+        self.check_process()
         self._commands.append((command, args))
         if self.over:
             self._sweep()
         else:
             self._ring()
+
+    def check_process(self) -> None:
+        """A fork has none of our threads: nothing would ever answer there."""
+        if os.getpid() != self._pid:
+            raise PipelineClosed(f"this pipeline lives in process {self._pid}; after a fork, build one of your own")
 
     def submit(self, flow: Flow) -> None:
         self.flows[flow.submission.id] = flow
@@ -225,8 +235,7 @@ class Driver:
             case ev.Spawn():
                 self._spawn(effect, now)
             case ev.Kill():
-                self._log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
-                self._on_link(effect.incarnation, lambda link: link.kill())
+                self._kill(effect)
             case ev.DecideRestart():
                 self._decide_restart(effect, now)
             case ev.EndLease():
@@ -275,6 +284,11 @@ class Driver:
             text = f"the engine process could not be started: {error}"
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
+
+    def _kill(self, effect: ev.Kill) -> None:
+        level = logging.INFO if effect.cause is ev.Cause.CLOSE else logging.ERROR
+        self._log(level, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
+        self._on_link(effect.incarnation, lambda link: link.kill())
 
     def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
         """Ask the user's strategies aside; if they do not answer in time, the default ones have."""

@@ -4,8 +4,10 @@ The driver only appends and wakes; it never waits for a reader. Readers take wha
 is made in the reader's thread.
 """
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
@@ -14,6 +16,8 @@ from boundedgen._core._sequences import Submission
 from boundedgen._errors import FinishReason
 from boundedgen._text import TextStream
 from boundedgen._wakers import Wakers
+
+_keys = itertools.count()
 
 
 class Flow:
@@ -38,8 +42,6 @@ class Flow:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.settled_at: float | None = None
-        self.cancelling = False
-        self.rejection: Exception | None = None  #: what the settlement of a REJECTED one raises, where it was found out
         self.wakers = Wakers()
         self.lent: list[Callable[[], None]] = []  #: given back when it is settled
         self.lent_waiting: Callable[[], None] | None = None  #: given back when it stops waiting
@@ -47,7 +49,7 @@ class Flow:
         self.reading_since: float | None = None
         self.read_at = submission.submitted_at
         self.unread_since: float | None = None
-        self.waiters = 0
+        self._readers: dict[int, None] = {}  # waiting in a call right now
         self._new_text = text
         self._text = text()
         self._taken = 0
@@ -67,12 +69,19 @@ class Flow:
         if give_back is not None:
             give_back()
 
+    def give_back(self) -> None:
+        """What the door lent."""
+        self.stop_waiting()
+        for give_back in self.lent:
+            give_back()
+        self.lent.clear()
+
     def emit(self, effect: Emit, now: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = now
         self.logprobs.extend(effect.logprobs)
         self.token_ids.extend(effect.token_ids)
-        if self.unread_since is None and not self.waiters:
+        if self.unread_since is None and not self._readers:
             self.unread_since = now
         self.wakers.wake()
 
@@ -83,10 +92,7 @@ class Flow:
             self.first_token_at = now
         self.settled_at = now
         self.settled = effect
-        self.stop_waiting()
-        for give_back in self.lent:
-            give_back()
-        self.lent.clear()
+        self.give_back()
         self.wakers.wake()
 
     def prove(self, effect: Prove) -> None:
@@ -96,18 +102,37 @@ class Flow:
     def neglected_since(self) -> float | None:
         """Since when its stream, once begun, has text that nobody took; None: it has none."""
         began, since = self.reading_since, self.unread_since
-        return since if began is not None and not self.waiters and len(self.token_ids) > self._taken else None
+        return since if began is not None and not self._readers and self.untaken else None
 
     def seen_at(self, now: float) -> float:
         """When its reader was last there; one that waits in a call is there now."""
-        return now if self.waiters else self.read_at
+        return now if self._readers else self.read_at
 
     # --- the readers' side ---------------------------------------------------------------------------------------
 
     @property
+    def untaken(self) -> bool:
+        return len(self.token_ids) > self._taken
+
+    @property
     def news(self) -> bool:
         """There is something to take, or an end to be told."""
-        return self.settled is not None or len(self.token_ids) > self._taken
+        return self.settled is not None or self.untaken
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[None]:
+        """Whoever waits inside is there: that renews an implicit lease, and nothing is held against it."""
+        key = next(_keys)
+        self._readers[key] = None
+        try:
+            yield
+        finally:
+            self.read_at = self.now()
+            self._readers.pop(key, None)
+
+    def begin_reading(self) -> None:
+        self.read_at = self.now()
+        self.reading_since = self.read_at
 
     @property
     def done(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from boundedgen._errors import LeaseExpired
@@ -21,9 +22,11 @@ class LeaseCell:
     was first, the driver opens a new claim and looks into its queue again, where that renewal is.
     """
 
-    def __init__(self, row: Row, renew_on_read: bool) -> None:
+    def __init__(self, row: Row, renew_on_read: bool, give_back: Callable[[], None]) -> None:
         self.row = row
         self.renew_on_read = renew_on_read
+        self.lease: Lease | None = None
+        self._give_back: list[Callable[[], None]] = [give_back]
         self._claim: dict[str, str] = {}
 
     def claim(self) -> bool:
@@ -38,8 +41,11 @@ class LeaseCell:
         return False
 
     def end(self) -> None:
+        """It is over, for whatever reason; its place among the leases is free, once."""
         self.row.ended = True
         self._claim["end"] = "over"
+        if self._give_back:
+            self._give_back.pop()()
 
 
 @final

@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 
 import tenacity
 from attrs import field, frozen
-from tenacity import RetryCallState, stop_after_attempt, wait_exponential_jitter
+from tenacity import RetryCallState, stop_after_attempt, wait_exponential, wait_random
 
 
 @final
@@ -21,7 +21,7 @@ class RestartPolicy:
     """
 
     wait: Callable[[RetryCallState], float] = field(
-        factory=lambda: wait_exponential_jitter(initial=0.2, max=30, jitter=0.2)
+        factory=lambda: wait_exponential(multiplier=0.2, max=30) + wait_random(0, 0.2)
     )
     stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
     forget_after: float = 60.0

@@ -7,6 +7,7 @@ from attrs import frozen
 from boundedgen._core._admission import Capacity
 from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
+from boundedgen._core._life import Death
 from boundedgen._core._phases import StayPhase
 
 
@@ -32,7 +33,8 @@ class Snapshot:
     cache_bytes: int | None
     last_step_s: float | None
     progress_at: float | None
-    step_budget: float
+    death: Death | None  #: why the engine is going or gone
+    failed_because: str
     retry_at: float | None
     tokens_per_s: float | None
     counters: Mapping[str, int]
@@ -76,7 +78,7 @@ class Gauges:
             facts=life.facts,
             capacity=governor.capacity,
             reserved=tuple(governor.ledger.reserved),
-            waiting=len(governor.sequences) - running,
+            waiting=len(governor.sequences) - governor.probes - running,
             running=running,
             stopping=sum(s.phase is StayPhase.STOPPING for s in governor.stays.values()),
             leases=len(governor.leases),
@@ -85,7 +87,8 @@ class Gauges:
             cache_bytes=self._cache_bytes,
             last_step_s=None if report is None else report.ended - report.began,
             progress_at=governor.watch.progress_at,
-            step_budget=governor.watch.step_budget(),
+            death=life.death,
+            failed_because=governor.failed_because,
             retry_at=life.respawn_at,
             tokens_per_s=self._tokens_per_s(tally.tokens, bool(governor.stays), now),
             counters={

@@ -18,15 +18,18 @@ from boundedgen._core._watch import Watch
 class Books:
     """The state. The layers above (settling, occupying, living, reporting, governor) each add one concern."""
 
-    def __init__(self, limits: Limits, *, forget_after: float = 60.0) -> None:
+    def __init__(self, limits: Limits, *, forget_after: float = 60.0, reserve: bool = True) -> None:
         self.limits = limits
+        self._reserve = reserve
         self.life = Life(limits)
         self.watch = Watch(limits)
         self.ledger = Ledger()
         self.clock = ReadyClock()
         self.leases = Leases(limits.lease_grace)
         self.tally = Tally()
+        self.probes = 0  # probes that are not settled: outside of all totals
         self.queue = Queue()
+        self.probe_queue = Queue()  # probes have a slot and blocks of their own, and wait for nobody
         self.sequences: dict[int, Sequence] = {}  # all that are not settled
         self.stays: dict[int, Stay] = {}  # all that are not GONE
         self.ended: deque[Ended] = deque(maxlen=limits.ended_kept)
@@ -39,9 +42,13 @@ class Books:
         self._effects: list[ev.Effect] = []
 
     def running(self) -> int:
-        """Sequences that are RUNNING; each has a stay."""
-        found = (self.sequences.get(stay.sequence) for stay in self.stays.values())
+        """Sequences that are RUNNING, the probe apart; each has a stay."""
+        found = (self.sequences.get(stay.sequence) for stay in self.stays.values() if not stay.probe)
         return sum(s is not None and s.phase is SequencePhase.RUNNING for s in found)
+
+    def waiting(self) -> int:
+        """Sequences that are WAITING, the probe apart."""
+        return len(self.sequences) - self.probes - self.running()
 
     def _schedule(self, sequence: Sequence) -> None:
         """Enter its deadlines into the agendas."""

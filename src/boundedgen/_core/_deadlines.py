@@ -1,6 +1,7 @@
 """Instants and whom they concern, and the clock that stands still while the engine is not ready."""
 
 import heapq
+import math
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
@@ -69,6 +70,7 @@ class ReadyClock:
     def __init__(self) -> None:
         self._stood: float = 0.0  # all standstills that ended
         self._since: float | None = None  # of the current standstill
+        self._last = (-math.inf, -math.inf, 0.0)  # the last that ended: from, to, all those before it
 
     def stand(self, now: float) -> None:
         if self._since is None:
@@ -76,6 +78,7 @@ class ReadyClock:
 
     def run(self, now: float) -> None:
         if self._since is not None:
+            self._last = (self._since, now, self._stood)
             self._stood += now - self._since
             self._since = None
 
@@ -83,9 +86,18 @@ class ReadyClock:
     def running(self) -> bool:
         return self._since is None
 
-    def at(self, now: float) -> float:
-        return (now if self._since is None else self._since) - self._stood
+    def at(self, instant: float) -> float:
+        """The reading at `instant`: now, or before, as far back as the beginning of the last standstill but one."""
+        if self._since is not None:
+            return min(instant, self._since) - self._stood
+        since, until, before = self._last
+        return instant - self._stood if instant >= until else min(instant, since) - before
 
     def instant(self, reading: float) -> float | None:
-        """The monotonic instant at which this clock shows `reading`; None while it stands still."""
-        return reading + self._stood if self.running else None
+        """The first instant at which this clock shows `reading` or more; None while it stands still."""
+        if not self.running:
+            return None
+        instant = reading + self._stood
+        while self.at(instant) < reading:  # rounding: a wake-up at an instant too early by a bit would spin
+            instant = math.nextafter(instant, math.inf)
+        return instant

@@ -17,14 +17,23 @@ from boundedgen._errors import FinishReason as Why
 
 
 class Governor(Reporting):
-    """See the module's docstring. `forget_after`: seconds of serving after which failed incarnations are forgotten."""
+    """See the module's docstring.
 
-    def __init__(self, limits: Limits, *, forget_after: float = 60.0) -> None:
-        super().__init__(limits, forget_after=forget_after)
+    `forget_after`: seconds of serving after which failed incarnations are forgotten. `reserve` False: admit by number
+    only, and leave overflow of the cache to the engine.
+    """
+
+    def __init__(self, limits: Limits, *, forget_after: float = 60.0, reserve: bool = True) -> None:
+        super().__init__(limits, forget_after=forget_after, reserve=reserve)
         self._now = 0.0  # of the last input
         self._expected: float | None = None  # the instant that the driver was told to wake up at
 
     # --- inputs: users -------------------------------------------------------------------------------------------
+
+    def give_up(self, kind: str, detail: str, now: float) -> None:
+        """Something the pipeline cannot do without can never be had (the tokenizer, for one)."""
+        if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
+            self._kill(Death(ev.Cause.BOOT, detail, permanent=True, kind=kind), now)
 
     def start(self, now: float) -> None:
         """Start the first incarnation."""
@@ -35,7 +44,10 @@ class Governor(Reporting):
         """Accept a sequence: from here on it is settled exactly once."""
         sequence = Sequence(submission, self.clock.at(now))
         self.sequences[sequence.id] = sequence
-        self.tally.submitted += 1
+        if submission.probe:
+            self.probes += 1
+        else:
+            self.tally.submitted += 1
         self._schedule(sequence)
         if self.life.phase is EnginePhase.FAILED:
             self._settle(sequence, Why.ENGINE_FAILED, now, self.failed_because)
@@ -65,7 +77,7 @@ class Governor(Reporting):
         """`total` counts from submission, the rest from `at`. Bounds only shrink."""
         found = self.sequences.get(sequence)
         if found is not None:
-            found.shrink(bounds, at, self.clock.at(at if self.clock.running else now))
+            found.shrink(bounds, at, self.clock.at(at))
             self._schedule(found)
 
     def grant(self, row: Lease, now: float) -> None:
@@ -78,7 +90,7 @@ class Governor(Reporting):
 
     def renew(self, lease: str, at: float, now: float) -> bool:
         """The owner was there at `at`. False: the lease is over, and stays so."""
-        held = self.leases.renew(lease, self.clock.at(min(at, now)) if self.clock.running else self.clock.at(now))
+        held = self.leases.renew(lease, self.clock.at(min(at, now)))
         self.tally.leases["renewed" if held else "refused"] += 1
         return held
 
@@ -91,7 +103,7 @@ class Governor(Reporting):
         """The reader of a sequence with an implicit lease was there at `at`."""
         found = self.sequences.get(sequence)
         if found is not None and found.lease is not None and found.submission.lease is None:
-            self.leases.renew(found.lease, self.clock.at(min(at, now)) if self.clock.running else self.clock.at(now))
+            self.leases.renew(found.lease, self.clock.at(min(at, now)))
 
     def restart(self, delay_s: float | None, now: float) -> None:
         """The restart policy's answer. None: give up."""

@@ -69,6 +69,8 @@ class Life:
         )
 
     def next(self) -> float | None:
-        """The next instant at which something here is due."""
+        """The next instant at which something here is due; None in FAILED and CLOSED, which are final."""
+        if self.over:
+            return None
         found = [self.reap_overdue_at(), self.respawn_at, self.drain_until]
         return min((at for at in found if at is not None), default=None)

@@ -20,6 +20,7 @@ STATES = {
 
 class Living(Occupying):
     _state = ""
+    failed_because = ""
 
     def state(self) -> str:
         """What health says, but for STALLED, which is a matter of the moment at which it is asked."""
@@ -60,7 +61,7 @@ class Living(Occupying):
     def _turn_away_what_no_longer_fits(self, now: float) -> None:
         """An engine that sizes its cache by bytes can come back smaller."""
         for sequence in [s for s in self.sequences.values() if s.cleared and s.stay is None]:
-            self.queue.remove(sequence.id)
+            self._line(sequence).remove(sequence.id)
             self._enqueue(sequence, now)
 
     def _judge(self, now: float) -> None:
@@ -122,8 +123,6 @@ class Living(Occupying):
         self._settle_all(Why.ENGINE_FAILED, now, detail)
         self.failed_because = detail
         self._became()
-
-    failed_because = ""
 
     def _live_on(self, now: float) -> None:
         """Timers of the engine's life."""

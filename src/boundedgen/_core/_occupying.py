@@ -12,18 +12,21 @@ class Occupying(Settling):
     def _admit_what_fits(self, now: float) -> None:
         """First come, first served: one that does not fit yet is not overtaken."""
         capacity = self.ledger.capacity
-        while self.life.up and capacity is not None and (sequence := self.queue.head()) is not None:
-            probe = sequence.submission.probe
-            needs = () if probe else self._needs(sequence, capacity)
-            if self.ledger.probe_held if probe else not self.ledger.fits(needs):
+        if not self.life.up or capacity is None:
+            return
+        if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
+            self._admit(probe, (), now)
+        while (sequence := self.queue.head()) is not None:
+            needs = self._needs(sequence, capacity) if self._reserve else (0,) * len(capacity.pools)
+            if not self.ledger.fits(needs):
                 return
             self._admit(sequence, needs, now)
 
     def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float) -> None:
-        self.queue.remove(sequence.id)
+        self._line(sequence).remove(sequence.id)
         self._last_stay += 1
         probe = sequence.submission.probe
-        stay = Stay(self._last_stay, sequence.id, self.life.incarnation, needs, now, probe)
+        stay = Stay(self._last_stay, sequence.submission, self.life.incarnation, needs, now, probe)
         if probe:
             self.ledger.probe_held = True
         else:
@@ -33,7 +36,7 @@ class Occupying(Settling):
         move(sequence, SequencePhase.RUNNING)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
-            self.tally.prompt_tokens += sequence.submission.prompt_tokens
+            self.tally.prompt_tokens += 0 if probe else sequence.submission.prompt_tokens
         self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
         self.watch.holding(True, now)

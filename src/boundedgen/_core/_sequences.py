@@ -62,10 +62,16 @@ class Sequence:
         return min(found, key=lambda d: d.at, default=None)
 
     def ready_deadline(self) -> Deadline | None:
-        """`first_token` until there is one, then `next_token`; `at` is a reading of the ready clock."""
-        name = "first_token" if self.first_token_at is None else "next_token"
-        bound = self.bounds.first_token if self.first_token_at is None else self.bounds.next_token
-        return None if bound is None else Deadline(self.reading + bound, name)
+        """`first_token` until there is one, then `next_token`; `at` is a reading of the ready clock.
+
+        A `next_token` of zero or less ends it at once.
+        """
+        first, gap = self.bounds.first_token, self.bounds.next_token
+        fresh = self.first_token_at is None
+        found = [Deadline(self.reading + first, "first_token")] if fresh and first is not None else []
+        if gap is not None and (gap <= 0 or not fresh):
+            found.append(Deadline(self.reading + gap, "next_token"))
+        return min(found, key=lambda d: d.at, default=None)
 
     def shrink(self, bounds: Bounds, at: float, reading: float) -> None:
         """`total` counts from submission, the rest from `at`; a bound only shrinks."""

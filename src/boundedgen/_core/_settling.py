@@ -7,7 +7,7 @@ from boundedgen._core._admission import Capacity
 from boundedgen._core._books import Books
 from boundedgen._core._leases import Lease
 from boundedgen._core._phases import SequencePhase, move
-from boundedgen._core._sequences import Ended, Sequence
+from boundedgen._core._sequences import Ended, Queue, Sequence
 from boundedgen._errors import FinishReason as Why
 
 
@@ -32,7 +32,10 @@ class Settling(Books):
         if capacity is not None and not sequence.submission.probe and capacity.lacking(self._needs(sequence, capacity)):
             self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")
         else:
-            self.queue.add(sequence)
+            self._line(sequence).add(sequence)
+
+    def _line(self, sequence: Sequence) -> Queue:
+        return self.probe_queue if sequence.submission.probe else self.queue
 
     def _needs(self, sequence: Sequence, capacity: Capacity) -> tuple[int, ...]:
         submission = sequence.submission
@@ -59,18 +62,25 @@ class Settling(Books):
         """The one exit of every sequence: answer the caller, forget its timers, stop what it still has inside."""
         move(sequence, SequencePhase.SETTLED)
         del self.sequences[sequence.id]
-        self.queue.remove(sequence.id)
+        self._line(sequence).remove(sequence.id)
         self._wall.set(sequence.id, None)
         self._ready.set(sequence.id, None)
         self._leave_lease(sequence)
-        self.tally.finished[why.value] += 1
-        if bound:
-            self.tally.deadlines[bound] += 1
-        submission, held = sequence.submission, sequence.stay is not None
-        self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))
+        held = sequence.stay is not None
+        self._count_end(sequence, why, bound)
         self._effects.append(ev.Settle(sequence.id, why.value, detail, bound, at, results, held))
         if sequence.stay is not None:
             self._stop(self.stays[sequence.stay], now)
+
+    def _count_end(self, sequence: Sequence, why: Why, bound: str) -> None:
+        submission = sequence.submission
+        if submission.probe:
+            self.probes -= 1
+            return
+        self.tally.finished[why.value] += 1
+        if bound:
+            self.tally.deadlines[bound] += 1
+        self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))
 
     def _leave_lease(self, sequence: Sequence) -> None:
         row = None if sequence.lease is None else self.leases.get(sequence.lease)
@@ -90,19 +100,20 @@ class Settling(Books):
             self._end_lease(row, "expired", now)
 
     def _expire_deadlines(self, now: float) -> None:
-        """Earliest first within each clock; one that is due on both is named by the earlier of the two."""
+        """Earliest first within each clock; one that is due on both is named by the earlier of the two.
+
+        Standing still, the ready clock can still show that one is over: a bound of zero or less ends at once.
+        """
         for due in list(self._wall.due(now)):
             self._expire(self.sequences[due], now)
-        if self.clock.running:
-            for due in list(self._ready.due(self.clock.at(now))):
-                if due in self.sequences:
-                    self._expire(self.sequences[due], now)
+        for due in list(self._ready.due(self.clock.at(now))):
+            if due in self.sequences:
+                self._expire(self.sequences[due], now)
 
     def _expire(self, sequence: Sequence, now: float) -> None:
         wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
-        at = None if ready is None else self.clock.instant(ready.at)
-        found = [wall] if wall is not None else []
-        if ready is not None and at is not None:
-            found.append(evolve(ready, at=at))
+        found = [] if wall is None else [wall]
+        if ready is not None and (self.clock.running or ready.at <= self.clock.at(now)):
+            found.append(evolve(ready, at=now - (self.clock.at(now) - ready.at)))
         deadline = min(found, key=lambda d: d.at)
         self._settle(sequence, Why.DEADLINE, now, bound=deadline.bound, at=deadline.at)

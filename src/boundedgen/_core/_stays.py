@@ -3,6 +3,7 @@
 from attrs import define
 
 from boundedgen._core._phases import StayPhase
+from boundedgen._core._sequences import Submission
 
 
 @define(eq=False)
@@ -10,7 +11,7 @@ class Stay:
     """Capacity and reclaim belong to it: its reservation is given back when it is GONE, and not before."""
 
     id: int
-    sequence: int
+    submission: Submission
     incarnation: int
     needs: tuple[int, ...]  #: reserved blocks by pool; empty for the probe, which has its own
     admitted_at: float
@@ -18,3 +19,7 @@ class Stay:
     phase: StayPhase = StayPhase.ADMITTED
     taken: bool = False  #: the engine has acknowledged the admission
     stop_at: float | None = None  #: when it began to be STOPPING
+
+    @property
+    def sequence(self) -> int:
+        return self.submission.id

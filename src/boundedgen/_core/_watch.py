@@ -107,10 +107,7 @@ class Watch:
 
     def step_budget(self) -> float:
         """Seconds that the step in flight may take."""
-        limits, pulse = self.limits, self.pulse
-        budget = limits.step + limits.step_per_token * pulse.scheduled + limits.step_per_attention * pulse.attention
-        first = limits.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0
-        return min(budget, limits.step_max) + first
+        return step_budget(self.limits, self.pulse)
 
     def _since(self, at: float) -> float:
         return max(at, self._woke_at)
@@ -183,3 +180,10 @@ class Watch:
         if earliest is None:
             return None
         return max(now, min(earliest, now + LOOK))
+
+
+def step_budget(limits: Limits, pulse: Pulse) -> float:
+    """Seconds that the step of `pulse` may take, by what it schedules."""
+    budget = limits.step + limits.step_per_token * pulse.scheduled + limits.step_per_attention * pulse.attention
+    first = limits.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0
+    return min(budget, limits.step_max) + first

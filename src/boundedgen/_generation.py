@@ -1,0 +1,288 @@
+"""One caller's handle on a generation: for threads and for asyncio, every method thread-safe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any, final
+
+from attrs import evolve
+
+from boundedgen._bounds import Bounds, Deadline
+from boundedgen._completion import Chunk, Completion, Reclamation
+from boundedgen._driver import Driver
+from boundedgen._errors import ERROR_OF, BoundedGenError, DeadlineExceeded, FinishReason, GenerationError
+from boundedgen._flow import Flow
+from boundedgen.abc import Clock
+
+
+def refuse_to_block(awaitable: str) -> None:
+    """Calls that wait would stop a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(f"this would block the running event loop; use {awaitable}")
+
+
+@final
+class Generation:
+    """A sequence from submit to its answer.
+
+    `with g:` or `async with g:` is the way to hold one: leaving cancels it. Abandoning it otherwise (its iterator
+    closed or collected, a task cancelled inside `await g` or `async for`, the last reference dropped) cancels it too.
+    A normal end ends the iteration; every other end raises, with the partial output on the error.
+    """
+
+    def __init__(self, flow: Flow, driver: Driver, clock: Clock) -> None:
+        self._flow = flow
+        self._driver = driver
+        self._clock = clock
+        self._bounds = flow.submission.bounds
+        self._stream: _Stream | None = None
+
+    # --- what is known about it ----------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """Unique in its pipeline; never used again."""
+        return self._flow.submission.id
+
+    @property
+    def label(self) -> str:
+        return self._flow.submission.label
+
+    @property
+    def owner(self) -> str:
+        return self._flow.submission.owner
+
+    @property
+    def phase(self) -> str:
+        """ "waiting", "running" or "settled"."""
+        if self._flow.settled is not None:
+            return "settled"
+        return "waiting" if self._flow.admitted_at is None else "running"
+
+    @property
+    def bounds(self) -> Bounds:
+        """The effective bounds: the tighter of the pipeline's and the call's, as tightened since."""
+        return self._bounds
+
+    @property
+    def deadline(self) -> Deadline:
+        """The earlier of `total` and, while it waits for its first admission, `queued`; monotonic."""
+        submitted, bounds = self._flow.submission.submitted_at, self._bounds
+        assert bounds.total is not None, "the pipeline's own is finite"
+        total = Deadline(submitted + bounds.total, "total")
+        if bounds.queued is None or self._flow.admitted_at is not None:
+            return total
+        return min(total, Deadline(submitted + bounds.queued, "queued"), key=lambda d: d.at)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until `deadline`; 0 once it is settled or due."""
+        return 0.0 if self._flow.done else max(0.0, self.deadline.at - self._clock.now())
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The length that applies: defaulted, converted and clamped."""
+        return self._flow.submission.max_new_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None until it is settled."""
+        settled = self._flow.settled
+        return None if settled is None else FinishReason(settled.reason)
+
+    @property
+    def partial(self) -> Completion:
+        """The output so far. Takes nothing from the stream."""
+        return self._flow.completion()
+
+    # --- what can be done to it ----------------------------------------------------------------------------------
+
+    def cancel(self) -> bool:
+        """Ask for its end; returns at once. False: it was settled before, and nothing changes.
+
+        After True it can still end otherwise, if that end was already on its way.
+        """
+        if self._flow.done:
+            return False
+        self._driver.post("cancel", self.id)
+        return True
+
+    def tighten(self, bounds: Bounds) -> None:
+        """Shrink its bounds: `total` counts from submit, the others from now. A looser bound changes nothing."""
+        now = self._clock.now()
+        waited = now - self._flow.submission.submitted_at
+        later = {
+            name: None if value is None else value + waited
+            for name, value in (("queued", bounds.queued), ("first_token", bounds.first_token))
+        }
+        self._bounds = self._bounds.tightest(evolve(bounds, **later))
+        self._driver.post("tighten", self.id, bounds, now)
+
+    # --- waiting for it ------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """The completion, once it is there. Raises its error, or plain TimeoutError, which ends only this wait."""
+        if not self._flow.done:
+            refuse_to_block("'await generation'")
+            self._driver.check_process()
+            with self._flow.reader():
+                if not self._flow.wakers.wait(lambda: self._flow.done, timeout):
+                    raise TimeoutError(f"generation {self.id} was not settled within {timeout} s; it goes on")
+        return self._completion()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """True once it is settled, False after `timeout` seconds. Its end, or its cancellation, ends only this wait."""
+        with self._flow.reader():
+            return await self._flow.wakers.until(lambda: self._flow.done, timeout)
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self._settled().__await__()
+
+    async def _settled(self) -> Completion:
+        try:
+            await self.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._completion()
+
+    def _completion(self) -> Completion:
+        completion = self._flow.completion()
+        reason = completion.finish_reason
+        assert reason is not None
+        if reason.normal:
+            return completion
+        raise self._error(reason, completion)
+
+    def _error(self, reason: FinishReason, partial: Completion) -> BoundedGenError:
+        """A fresh one for each who asks, since raising one changes it."""
+        settled = self._flow.settled
+        assert settled is not None
+        kind = ERROR_OF[reason]
+        if not issubclass(kind, GenerationError):
+            return kind(settled.detail)
+        about = f"generation {self.id}" + (f" ({self.label})" if self.label else "")
+        known: dict[str, Any] = {"generation_id": self.id, "partial": partial, "detail": settled.detail}
+        if kind is DeadlineExceeded:
+            known["deadline"] = Deadline(settled.deadline, settled.bound)
+            return kind(f"{about} reached its bound {settled.bound!r} after {partial.total_s:.2f} s", **known)
+        return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
+
+    def wait_reclaimed(self, timeout: float | None = None) -> Reclamation:
+        """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds."""
+        if self._flow.reclaimed is None:
+            refuse_to_block("'await generation.await_reclaimed()'")
+            self._driver.check_process()
+            self._flow.wakers.wait(lambda: self._flow.reclaimed is not None, timeout)
+        return self._reclamation(timeout)
+
+    async def await_reclaimed(self, timeout: float | None = None) -> Reclamation:
+        """`wait_reclaimed` for a coroutine."""
+        await self._flow.wakers.until(lambda: self._flow.reclaimed is not None, timeout)
+        return self._reclamation(timeout)
+
+    def _reclamation(self, timeout: float | None) -> Reclamation:
+        if self._flow.reclaimed is None:
+            raise TimeoutError(f"generation {self.id}: no proof of release within {timeout} s")
+        return self._flow.reclaimed
+
+    # --- streaming it --------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Chunk]:
+        refuse_to_block("'async for'")
+        return self._begin()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self._begin()
+
+    def _begin(self) -> _Stream:
+        if self._stream is not None and not self._stream.closed:
+            raise RuntimeError(f"generation {self.id} has one stream, and it is being read already")
+        self._driver.check_process()
+        self._stream = stream = _Stream(self)
+        return stream
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half-built, or the interpreter is ending
+            self.cancel()
+
+    def __repr__(self) -> str:
+        return f"<Generation {self.id} {self.label!r} {self.phase} {len(self._flow.token_ids)} tokens>"
+
+
+class _Stream:
+    """The one stream, for either way of iterating. Closing it, or losing it, cancels its generation."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._flow = generation._flow
+        self._flow.begin_reading()
+        self.closed = False
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __aiter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        refuse_to_block("'async for'")
+        while True:
+            with self._flow.reader():
+                self._flow.wakers.wait(lambda: self._flow.news)
+            if (chunk := self._next()) is not None:
+                return chunk
+            if self.closed:
+                raise StopIteration
+
+    async def __anext__(self) -> Chunk:
+        while True:
+            try:
+                with self._flow.reader():
+                    await self._flow.wakers.until(lambda: self._flow.news)
+            except asyncio.CancelledError:
+                self.close()
+                raise
+            if (chunk := self._next()) is not None:
+                return chunk
+            if self.closed:
+                raise StopAsyncIteration
+
+    def _next(self) -> Chunk | None:
+        """What there is; None: nothing yet, or, with `closed`, nothing any more. An abnormal end raises."""
+        chunk = None if self.closed else self._flow.take()
+        if chunk is None and self._flow.done and not self._flow.untaken:
+            over, self.closed = self.closed, True
+            if not over:
+                self._generation._completion()
+        return chunk
+
+    def close(self) -> None:
+        """Stop reading: the generation is cancelled."""
+        if not self.closed:
+            self.closed = True
+            self._generation.cancel()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()

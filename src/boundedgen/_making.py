@@ -1,0 +1,114 @@
+"""The constructor's arguments, checked and turned into what the pipeline is made of. Nothing is started here."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from boundedgen._bounds import Bounds, Limits, seconds
+from boundedgen._grammar import GrammarChecker
+from boundedgen._restart import RestartPolicy
+from boundedgen._scheduler_config import plain_properties, scheduler_fields
+from boundedgen._text import GenAITokenizer
+from boundedgen.abc import EngineHost, Tokenizer
+
+POLICIES = ("reserve", "engine")
+
+
+@frozen(kw_only=True)
+class Admission:
+    """How sequences are let into the engine.
+
+    "reserve": a sequence enters once every cache pool has room for its whole prompt and output beside all that is
+    held. The engine's own preemption, which crashes, is never needed.
+    "engine": only `Limits.running_max` counts, and overflow is left to the engine. For tests and for the brave.
+    """
+
+    policy: str = "reserve"
+
+    def __attrs_post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(
+                f"Admission.policy is {self.policy!r}; this version knows {', '.join(map(repr, POLICIES))}"
+            )
+
+
+@frozen(kw_only=True)
+class Parts:
+    """What a pipeline needs of the world."""
+
+    host: EngineHost
+    grammars: GrammarChecker | None  #: None: an engine of the caller's own, whose grammars are not checked
+
+
+def parts_of(
+    models_path: str | os.PathLike[str] | None,
+    scheduler_config: object,
+    device: str,
+    properties: Mapping[str, Any] | None,
+    tokenizer_properties: Mapping[str, Any] | None,
+    limits: Limits,
+    engine: EngineHost | None,
+) -> Parts:
+    """The engine's host, and the grammar checker that belongs to it."""
+    if engine is not None:
+        return Parts(host=engine, grammars=None)
+    if models_path is None:
+        raise TypeError("models_path is None; give an IR folder or a GGUF file, or an engine")
+    if not isinstance(device, str) or not device:
+        raise TypeError(f"device must be a name such as 'GPU', 'GPU.1' or 'CPU', not {device!r}")
+    path = os.path.abspath(os.fspath(models_path))
+    plan = scheduler_fields(scheduler_config)
+    plain = plain_properties(properties, name="properties")
+    for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
+
+    def tokenizer() -> Tokenizer:
+        return GenAITokenizer(path, for_tokenizer)
+
+    from boundedgen._engine._host import GenAIHost
+
+    host = GenAIHost(
+        path,
+        plan.fields,
+        device,
+        plain,
+        tokenizer_properties=for_tokenizer,
+        limits=limits,
+        tokenizer=tokenizer,
+        insist_prefix_caching=plan.insist_prefix_caching,
+    )
+    return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits))
+
+
+def checked(
+    limits: Limits, bounds: Bounds, lease_ttl: Any, admission: Admission, restart: RestartPolicy
+) -> float | None:
+    """Types and sense of the pipeline's own settings; the lease's ttl in seconds."""
+    for name, value, kind in (
+        ("limits", limits, Limits),
+        ("bounds", bounds, Bounds),
+        ("admission", admission, Admission),
+        ("restart", restart, RestartPolicy),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+    if bounds.total is None or math.isinf(bounds.total):
+        raise ValueError(
+            "bounds.total of a pipeline must be finite: every generation has to end; for example Bounds(total=600)"
+        )
+    ttl = seconds("lease_ttl", lease_ttl)
+    if ttl is not None:
+        check_ttl("lease_ttl", ttl, limits)
+    return ttl
+
+
+def check_ttl(name: str, ttl: float, limits: Limits) -> float:
+    if not 0 < ttl <= limits.lease_ttl_max:
+        raise ValueError(
+            f"{name} is {ttl:g} s; it must be more than 0 and at most Limits.lease_ttl_max ({limits.lease_ttl_max:g} s)"
+        )
+    return ttl

@@ -1,0 +1,212 @@
+"""Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
+
+from collections.abc import Mapping
+
+from boundedgen._bounds import Limits
+from boundedgen._core._events import PoolFacts, Pulse
+from boundedgen._core._governor import Governor
+from boundedgen._core._phases import StayPhase
+from boundedgen._core._sequences import Sequence
+from boundedgen._core._stays import Stay
+from boundedgen._core._tally import RECLAIM_EDGES
+from boundedgen._core._watch import step_budget
+from boundedgen._driver import Driver
+from boundedgen._errors import BoundedGenError, DeviceUnavailable, EngineFailed, ModelLoadFailed
+from boundedgen._snapshot import Snapshot
+from boundedgen._stats import Health, HealthState, PoolStats, ReclaimStats, SchedulerStats, SequenceRow
+
+FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
+
+
+def pulse_of(driver: Driver) -> Pulse:
+    """The stamps of the step in flight; those of an engine that never was when there is none."""
+    link = driver.link
+    if link is None:
+        return Pulse()
+    try:
+        return link.pulse()
+    except ValueError:  # its page was given back between the two lines
+        return Pulse()
+
+
+def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
+    """How late the driver is for its next wake-up, in seconds."""
+    return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
+
+
+def stats_of(driver: Driver, rejected: Mapping[str, int], now: float, *, sequences: bool) -> SchedulerStats:
+    snapshot, pulse = driver.snapshot, pulse_of(driver)
+    ages = _ages(driver.governor, now)
+    pools = _pools(snapshot)
+    kv = pools[0] if pools else None
+    used = None if kv is None or snapshot.usage is None else _used(snapshot, kv)
+    counters = snapshot.counters
+    return SchedulerStats(
+        waiting=snapshot.waiting,
+        running=snapshot.running,
+        stopping=snapshot.stopping,
+        leases=snapshot.leases,
+        incarnation=snapshot.incarnation,
+        oldest_waiting_s=ages.get("waiting"),
+        oldest_running_s=ages.get("running"),
+        oldest_stopping_s=ages.get("stopping"),
+        blocks_total=None if kv is None else kv.blocks_total,
+        blocks_used=used,
+        blocks_free=None if kv is None else kv.blocks_free,
+        blocks_reserved=None if kv is None else kv.blocks_reserved,
+        block_size=None if snapshot.facts is None else snapshot.facts.block_size,
+        pools=pools,
+        cache_usage=snapshot.usage,
+        cache_usage_max=snapshot.usage_max,
+        cache_bytes=snapshot.cache_bytes,
+        step_current_s=max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
+        last_step_s=snapshot.last_step_s,
+        last_progress_s=None if snapshot.progress_at is None else max(0.0, now - snapshot.progress_at),
+        snapshot_age_s=max(0.0, now - snapshot.at),
+        driver_lag_s=lag(driver, snapshot, now),
+        tokens_per_s=snapshot.tokens_per_s,
+        submitted_total=counters["submitted"],
+        rejected_total=rejected,
+        finished_total=snapshot.finished,
+        deadlines_total=snapshot.deadlines,
+        leases_total=snapshot.lease_events,
+        prompt_tokens_total=counters["prompt_tokens"],
+        tokens_total=counters["tokens"],
+        late_tokens_total=counters["late_tokens"],
+        steps_total=counters["steps"],
+        restarts_total=counters["restarts"],
+        kills_total=snapshot.kills,
+        resumed_total=0,
+        paused_total=0,
+        quarantined_total=0,
+        requeued_total=counters["requeued"],
+        ghosts_total=counters["ghosts"],
+        forgotten_total=counters["forgotten"],
+        reclaim=_reclaim(snapshot),
+        sequences=_rows(driver.governor, now) if sequences else None,
+    )
+
+
+def _pools(snapshot: Snapshot) -> tuple[PoolStats, ...]:
+    capacity = snapshot.capacity
+    if capacity is None:
+        return ()
+    reserved = snapshot.reserved or (0,) * len(capacity.pools)
+    return tuple(_pool(pool, taken) for pool, taken in zip(capacity.pools, reserved, strict=True))
+
+
+def _pool(pool: PoolFacts, reserved: int) -> PoolStats:
+    return PoolStats(
+        name=pool.name, blocks_total=pool.blocks, blocks_reserved=reserved, tokens_per_block=pool.tokens_per_block
+    )
+
+
+def _used(snapshot: Snapshot, kv: PoolStats) -> int | None:
+    """The engine tells the usage of its fullest pool only: known for the KV pool when there is no other."""
+    facts = snapshot.facts
+    if facts is None or len(facts.pools) != 1 or snapshot.usage is None:
+        return None
+    return min(kv.blocks_total, round(snapshot.usage * facts.pools[0].blocks))
+
+
+def _reclaim(snapshot: Snapshot) -> ReclaimStats:
+    count, steps, seconds, histogram = snapshot.reclaim
+    edges = (*RECLAIM_EDGES, float("inf"))
+    cumulative = {edge: sum(histogram[: i + 1]) for i, edge in enumerate(edges)}
+    proof = None if snapshot.facts is None else snapshot.facts.proof
+    return ReclaimStats(count_total=count, steps_max=steps, seconds_max=seconds, buckets_s=cumulative, proof=proof)
+
+
+def _ages(governor: Governor, now: float) -> dict[str, float]:
+    """The oldest of each phase. Reads the live tables, which may change meanwhile; each is copied in one go."""
+    oldest: dict[str, float] = {}
+    stays = list(governor.stays.values())
+    held = {stay.sequence for stay in stays if stay.phase is not StayPhase.GONE}
+    for sequence in list(governor.sequences.values()):
+        phase = "waiting" if sequence.id not in held else "running"
+        age = max(0.0, now - sequence.submission.submitted_at)
+        oldest[phase] = max(oldest.get(phase, 0.0), age)
+    stopping = [now - s.stop_at for s in stays if s.stop_at is not None]
+    if stopping:
+        oldest["stopping"] = max(0.0, *stopping)
+    return oldest
+
+
+def _rows(governor: Governor, now: float) -> tuple[SequenceRow, ...]:
+    """All that are not settled, and all that are settled and still held."""
+    sequences = {s.id: s for s in list(governor.sequences.values())}
+    stays = {stay.sequence: stay for stay in list(governor.stays.values())}
+    return tuple(_row(governor, sequences.get(i), stays.get(i), now) for i in sorted(sequences.keys() | stays.keys()))
+
+
+def _row(governor: Governor, sequence: Sequence | None, stay: Stay | None, now: float) -> SequenceRow:
+    either = sequence or stay
+    assert either is not None
+    submission = either.submission
+    wall = None if sequence is None else sequence.wall_deadline()
+    names = [] if governor.capacity is None else [pool.name for pool in governor.capacity.pools]
+    return SequenceRow(
+        id=submission.id,
+        label=submission.label,
+        owner=submission.owner,
+        lease=submission.lease,
+        phase="stopping" if sequence is None else sequence.phase.value,
+        age_s=max(0.0, now - submission.submitted_at),
+        tokens=0 if sequence is None else sequence.tokens,
+        blocks={} if stay is None else dict(zip(names, stay.needs, strict=False)),
+        deadline=None if wall is None else wall.at,
+        bound=None if wall is None else wall.bound,
+    )
+
+
+def health_of(driver: Driver, limits: Limits, *, tokenizer_ready: bool, now: float) -> Health:
+    snapshot, behind = driver.snapshot, lag(driver, driver.snapshot, now)
+    state, reason = HealthState(snapshot.state), snapshot.reason
+    if state is HealthState.READY and not tokenizer_ready:
+        state, reason = HealthState.STARTING, "the tokenizer is being loaded"
+    elif state is HealthState.READY and (stalled := _stalled(driver, limits, behind, now)):
+        state, reason = HealthState.STALLED, stalled
+    facts = snapshot.facts
+    return Health(
+        state=state,
+        reason=reason,
+        since_s=max(0.0, now - snapshot.state_since),
+        incarnation=snapshot.incarnation,
+        error=error_of(driver, snapshot) if state is HealthState.FAILED else None,
+        retry_after_s=_retry_after(state, snapshot, now),
+        findings=() if facts is None else facts.findings,
+        driver_alive=driver.over or (driver.alive() and behind < FAR_BEHIND),
+    )
+
+
+def _stalled(driver: Driver, limits: Limits, behind: float, now: float) -> str:
+    """Work, and no progress that the budgets allow for, in words; empty: all is well."""
+    pulse = pulse_of(driver)
+    if pulse.in_step and now - pulse.begun_at > (budget := step_budget(limits, pulse)):
+        return f"step {pulse.steps_begun} runs for {now - pulse.begun_at:.1f} s, its budget is {budget:.1f} s"
+    return f"the driver is {behind:.1f} s late" if behind > 1.0 else ""
+
+
+def _retry_after(state: HealthState, snapshot: Snapshot, now: float) -> float | None:
+    if state in (HealthState.READY, HealthState.FAILED, HealthState.CLOSED):
+        return None
+    return max(1.0, 0.0 if snapshot.retry_at is None else snapshot.retry_at - now)
+
+
+def error_of(driver: Driver, snapshot: Snapshot) -> BoundedGenError:
+    """The typed cause of FAILED."""
+    if driver.failure is not None:
+        return EngineFailed(f"the driver failed: {driver.failure!r}; please report this")
+    kind = "" if snapshot.death is None else snapshot.death.kind
+    known = {"device": DeviceUnavailable, "model": ModelLoadFailed}
+    return known.get(kind, EngineFailed)(_why_failed(snapshot))
+
+
+def _why_failed(snapshot: Snapshot) -> str:
+    death = snapshot.death
+    last = (
+        ""
+        if death is None or death.detail == snapshot.failed_because
+        else f"; last: {death.cause.value}: {death.detail}"
+    )
+    return snapshot.failed_because + last

@@ -1,0 +1,352 @@
+"""`BoundedPipeline`: what users hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, final, overload
+
+from boundedgen._admitting import Admitting, Call
+from boundedgen._aside import Aside
+from boundedgen._bounds import Bounds, Limits
+from boundedgen._clock import MonotonicClock
+from boundedgen._completion import Completion
+from boundedgen._door import Door
+from boundedgen._driver import Driver
+from boundedgen._errors import BoundedGenError, EngineUnavailable, PipelineClosed
+from boundedgen._generation import Generation, refuse_to_block
+from boundedgen._lease import Lease
+from boundedgen._leasing import Leasing
+from boundedgen._making import Admission, checked, parts_of
+from boundedgen._observing import health_of, stats_of
+from boundedgen._probing import Probing
+from boundedgen._restart import RestartPolicy
+from boundedgen._serving import Serving, calls_of
+from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
+from boundedgen.abc import Clock, EngineHost, Tokenizer
+
+CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
+
+
+@final
+class BoundedPipeline:
+    """Continuous batching of OpenVINO GenAI in which every generation ends in time and gives its cache back, proved.
+
+    The first four arguments are those of `openvino_genai.ContinuousBatchingPipeline`. The constructor checks its
+    arguments, starts the engine in a child process and returns; `with` and `async with` wait until it is ready (at
+    most `Limits.boot`) and raise ModelLoadFailed, DeviceUnavailable or EngineFailed. `bounds` holds for every
+    generation; a call can only tighten it. `lease_ttl`: generations without a lease of their own get an implicit one
+    that reading renews; None: no such lease. `engine` supplies child and tokenizer (tests); `models_path` may then be
+    None. Every method may be called from any thread; asyncio code uses the awaitable ones.
+    """
+
+    def __init__(
+        self,
+        models_path: str | os.PathLike[str] | None,
+        scheduler_config: object = None,
+        device: str = "GPU",
+        properties: Mapping[str, Any] | None = None,
+        *,
+        tokenizer_properties: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        bounds: Bounds | None = None,
+        lease_ttl: float | timedelta | None = None,
+        admission: Admission | None = None,
+        restart: RestartPolicy | None = None,
+        black_box: None = None,
+        engine: EngineHost | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        limits = Limits() if limits is None else limits
+        bounds = Bounds(total=600) if bounds is None else bounds
+        restart = RestartPolicy() if restart is None else restart
+        admission = Admission() if admission is None else admission
+        ttl = checked(limits, bounds, lease_ttl, admission, restart)
+        if black_box is not None:
+            raise ValueError("black_box is not supported by this version; leave it out")
+        parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
+        self._limits, self._host = limits, parts.host
+        self._clock = clock = MonotonicClock() if clock is None else clock
+        self._tokenizer: Tokenizer | None = None
+        self._driver = driver = Driver(parts.host, limits, restart, clock, reserve=admission.policy == "reserve")
+        defaults, seeds = parts.host.defaults(), random.Random()
+        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, clock, self._need_tokenizer, defaults, seeds)
+        self._serving = Serving(driver, admitting, parts.grammars, clock, lambda: self._tokenizer is not None)
+        self._leasing = Leasing(driver, limits, clock)
+        self._probing = Probing(self._serving.probe, clock.now)
+        driver.start()
+        self._load_tokenizer()
+
+    def _load_tokenizer(self) -> None:
+        """Beside the engine's own boot: it can take seconds."""
+        loading = Aside("boundedgen-tokenizer")
+        loading.run(self._load_tokenizer_aside)
+        loading.close()
+
+    def _load_tokenizer_aside(self) -> None:
+        try:
+            self._tokenizer = self._host.tokenizer()
+        except BoundedGenError as error:
+            self._driver.post("give_up", "model", str(error))
+        except Exception as error:
+            self._driver.post("give_up", "model", f"the tokenizer could not be loaded: {error!r}")
+        self._driver.wakers.wake()
+
+    def _need_tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "submit is refused until the tokenizer is there"
+        return self._tokenizer
+
+    # --- submitting ----------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: object,
+        generation_config: object = None,
+        *,
+        bounds: Bounds | None = None,
+        lease: Lease | str | None = None,
+        owner: str = "",
+        priority: int = 0,
+        label: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_context: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> Generation:
+        """Start a generation and return its handle; waits for nothing but the tokenizer, in this thread.
+
+        `prompt`: a str as it is (`apply_chat_template=True` wraps it as a user message), token ids (a list or a 1-D
+        integer array), or chat messages. `generation_config`: a GenerationConfig or a mapping of its fields; keywords
+        go over it. Raises a `Rejected` (nothing was started) or LeaseExpired.
+        """
+        call = Call(
+            prompt=prompt,
+            config=generation_config,
+            keywords=config,
+            bounds=bounds,
+            lease=lease,
+            owner=owner,
+            priority=priority,
+            label=label,
+            tools=tools,
+            template_context=template_context,
+        )
+        return self._serving.submit(call)
+
+    async def asubmit(self, prompt: object, generation_config: object = None, **arguments: Any) -> Generation:
+        """`submit`, with templating and encoding in a worker thread. A cancelled call leaves nothing running."""
+        return await asyncio.to_thread(self.submit, prompt, generation_config, **arguments)
+
+    def generate(
+        self, prompt: object, generation_config: object = None, *, timeout: float | None = None, **arguments: Any
+    ) -> Completion:
+        """Submit and wait for the completion. Leaving early, by `timeout` (TimeoutError) or a signal, cancels it."""
+        refuse_to_block("'await pipeline.agenerate(…)'")
+        with self.submit(prompt, generation_config, **arguments) as generation:
+            return generation.result(timeout)
+
+    async def agenerate(self, prompt: object, generation_config: object = None, **arguments: Any) -> Completion:
+        """`generate` for a coroutine; cancelling it cancels the generation."""
+        return await (await self.asubmit(prompt, generation_config, **arguments))
+
+    @overload
+    def generate_many(
+        self,
+        prompts: Sequence[object],
+        generation_config: object = ...,
+        *,
+        return_errors: Literal[False] = ...,
+        **arguments: Any,
+    ) -> list[Completion]: ...
+    @overload
+    def generate_many(
+        self, prompts: Sequence[object], generation_config: object = ..., *, return_errors: bool, **arguments: Any
+    ) -> list[Completion | BoundedGenError]: ...
+    def generate_many(
+        self,
+        prompts: Sequence[object],
+        generation_config: object = None,
+        *,
+        return_errors: bool = False,
+        **arguments: Any,
+    ) -> Any:
+        """All prompts, in order; all are submitted or, if one is refused, none.
+
+        If one ends abnormally its error is raised and the others are cancelled, or, with `return_errors`, it stands
+        in its place.
+        """
+        refuse_to_block("'await pipeline.agenerate_many(…)'")
+        with contextlib.ExitStack() as stack:
+            generations = self._serving.submit_all(calls_of(prompts, generation_config, arguments))
+            for generation in generations:
+                stack.enter_context(generation)
+            return [_outcome(generation, return_errors) for generation in generations]
+
+    async def agenerate_many(
+        self,
+        prompts: Sequence[object],
+        generation_config: object = None,
+        *,
+        return_errors: bool = False,
+        **arguments: Any,
+    ) -> list[Completion | BoundedGenError]:
+        """`generate_many` for a coroutine."""
+        calls = calls_of(prompts, generation_config, arguments)
+        with contextlib.ExitStack() as stack:
+            generations = await asyncio.to_thread(self._serving.submit_all, calls)
+            for generation in generations:
+                stack.enter_context(generation)
+            outcomes = []
+            for generation in generations:
+                await generation.wait()
+                outcomes.append(_outcome(generation, return_errors))
+            return outcomes
+
+    # --- leases --------------------------------------------------------------------------------------------------
+
+    def lease(
+        self, owner: str, *, ttl: float | timedelta, renew_on_read: bool = False, max_sequences: int | None = None
+    ) -> Lease:
+        """Grant a lease of `ttl` seconds. Its id is a bearer token of 128 random bits.
+
+        `renew_on_read`: reading from its generations renews it. Leave it off where a proxy may read for a client
+        that is gone. `max_sequences`: at most so many generations under it at once.
+        """
+        self._driver.check_process()
+        if self._driver.over or self._driver.snapshot.state in ("closed", "draining", "failed"):
+            raise PipelineClosed("this pipeline is closed, closing or failed")
+        return self._leasing.grant(owner, ttl, renew_on_read, max_sequences)
+
+    def find_lease(self, lease_id: str) -> Lease | None:
+        """The live lease of that id; None: over, or never there."""
+        return self._leasing.find(lease_id)
+
+    def renew(self, lease_id: str, owner: str | None = None) -> Lease:
+        """Renew by id, for a heartbeat endpoint. LeaseExpired: over, unknown, or of another owner: all look alike."""
+        lease = self._leasing.must_find(lease_id, owner)
+        lease.renew()
+        return lease
+
+    def revoke(self, lease_id: str) -> bool:
+        """End it, and everything submitted under it. False: there was none."""
+        lease = self._leasing.find(lease_id)
+        if lease is None:
+            return False
+        lease.revoke()
+        return True
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def stats(self, *, sequences: bool = False) -> SchedulerStats:
+        """What is inside the lane, now; answers at once in every state. `sequences`: also a row for each."""
+        rejected = self._serving.rejections.by_error()
+        return stats_of(self._driver, rejected, self._clock.now(), sequences=sequences)
+
+    def health(self) -> Health:
+        """Whether to send work here (`ready`), and whether to leave the process alone (`live`); answers at once."""
+        ready = self._tokenizer is not None
+        return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._clock.now())
+
+    def probe(self, timeout: float = 10.0) -> ProbeResult:
+        """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.
+
+        A timeout is FAILED. One runs at a time; concurrent callers share its result.
+        """
+        refuse_to_block("'await pipeline.aprobe(…)'")
+        return self._probing.run(timeout)
+
+    async def aprobe(self, timeout: float = 10.0) -> ProbeResult:
+        """`probe` for a coroutine."""
+        return await self._probing.arun(timeout)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Until the engine serves; at most `timeout` seconds, else `Limits.boot`.
+
+        Raises ModelLoadFailed, DeviceUnavailable, EngineFailed, EngineUnavailable (not yet) or PipelineClosed.
+        """
+        refuse_to_block("'await pipeline.await_ready()'")
+        timeout = self._limits.boot if timeout is None else timeout
+        self._driver.wakers.wait(self._decided, timeout)
+        self._raise_unless_ready(timeout)
+
+    async def await_ready(self, timeout: float | None = None) -> None:
+        """`wait_ready` for a coroutine."""
+        timeout = self._limits.boot if timeout is None else timeout
+        await self._driver.wakers.until(self._decided, timeout)
+        self._raise_unless_ready(timeout)
+
+    def _decided(self) -> bool:
+        state = self._driver.snapshot.state
+        served = state == "ready" and self._tokenizer is not None
+        return served or self._driver.over or state in ("failed", "closed")
+
+    def _raise_unless_ready(self, timeout: float) -> None:
+        health = self.health()
+        if health.state in (HealthState.READY, HealthState.STALLED):
+            return
+        self._serving.refuse_unless_served()
+        raise EngineUnavailable(f"not ready within {timeout:g} s: {health.state}", retry_after_s=health.retry_after_s)
+
+    # --- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, drain: float = 0) -> None:
+        """Accept nothing new, let what is inside end for `drain` seconds, settle the rest SHUTDOWN, end the engine.
+
+        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does.
+        """
+        if not self._driver.over:
+            self._driver.post("close", drain)
+        self._driver.join(drain + self._limits.reap + CLOSING_SLACK)
+        self._serving.close()
+
+    async def aclose(self, drain: float = 0) -> None:
+        """`close` for a coroutine."""
+        await asyncio.to_thread(self.close, drain)
+
+    def __enter__(self) -> BoundedPipeline:
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.close(self._limits.drain if kind is None else 0)
+
+    async def __aenter__(self) -> BoundedPipeline:
+        try:
+            await self.await_ready()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        await self.aclose(self._limits.drain if kind is None else 0)
+
+    def __del__(self) -> None:
+        driver: Driver | None = getattr(self, "_driver", None)
+        if driver is None or driver.over or not driver.alive():
+            return
+        warnings.warn(f"unclosed {self!r}; use 'with', or call close()", ResourceWarning, stacklevel=1, source=self)
+        with contextlib.suppress(Exception):
+            driver.post("close", 0)
+            self._serving.close()
+
+    def __repr__(self) -> str:
+        return f"<BoundedPipeline {self._driver.snapshot.state}>"
+
+
+def _outcome(generation: Generation, return_errors: bool) -> Completion | BoundedGenError:
+    """Of one that is settled, or that this thread may wait for."""
+    try:
+        return generation.result()
+    except BoundedGenError as error:
+        if return_errors:
+            return error
+        raise

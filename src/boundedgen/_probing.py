@@ -1,0 +1,73 @@
+"""probe(): one generation at a time, shared by all who ask meanwhile; a timeout is a failure, never "inconclusive"."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from boundedgen._errors import BoundedGenError
+from boundedgen._stats import ProbeResult, ProbeVerdict
+
+if TYPE_CHECKING:
+    from boundedgen._generation import Generation
+
+
+@define(eq=False)
+class _Attempt:
+    started: float
+    generation: "Generation | str | BoundedGenError"
+
+
+class Probing:
+    """`start(timeout)` gives a generation, or the reason why there is none; `now` is monotonic seconds."""
+
+    def __init__(self, start: Callable[[float], "Generation | str"], now: Callable[[], float]) -> None:
+        self._start = start
+        self._now = now
+        self._attempt: _Attempt | None = None
+        self._beginning = threading.Lock()  # probing callers among themselves
+
+    def run(self, timeout: float) -> ProbeResult:
+        attempt = self._join(timeout)
+        if not isinstance(attempt.generation, str | BoundedGenError):
+            attempt.generation._flow.wakers.wait(lambda: _done(attempt), timeout)
+        return self._conclude(attempt)
+
+    async def arun(self, timeout: float) -> ProbeResult:
+        attempt = self._join(timeout)
+        if not isinstance(attempt.generation, str | BoundedGenError):
+            await attempt.generation._flow.wakers.until(lambda: _done(attempt), timeout)
+        return self._conclude(attempt)
+
+    def _join(self, timeout: float) -> _Attempt:
+        """The attempt that is under way, else a new one."""
+        with self._beginning:
+            attempt = self._attempt
+            if attempt is None or _done(attempt):
+                attempt = self._attempt = self._begin(timeout)
+            return attempt
+
+    def _begin(self, timeout: float) -> _Attempt:
+        started = self._now()
+        try:
+            return _Attempt(started, self._start(timeout))
+        except BoundedGenError as error:
+            return _Attempt(started, error)
+
+    def _conclude(self, attempt: _Attempt) -> ProbeResult:
+        seconds = self._now() - attempt.started
+        generation = attempt.generation
+        if isinstance(generation, str):
+            return ProbeResult(verdict=ProbeVerdict.NOT_RUN, seconds=seconds, reason=generation)
+        if isinstance(generation, BoundedGenError):
+            return ProbeResult(verdict=ProbeVerdict.FAILED, seconds=seconds, reason=str(generation))
+        reason = generation.finish_reason
+        if reason is not None and reason.normal:
+            return ProbeResult(verdict=ProbeVerdict.OK, seconds=generation.partial.total_s)
+        why = f"no token within {seconds:.1f} s" if reason is None else f"ended {reason.name}"
+        return ProbeResult(verdict=ProbeVerdict.FAILED, seconds=seconds, reason=why)
+
+
+def _done(attempt: _Attempt) -> bool:
+    return isinstance(attempt.generation, str | BoundedGenError) or attempt.generation._flow.done

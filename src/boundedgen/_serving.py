@@ -1,0 +1,117 @@
+"""From a call to a generation that the driver has: refusals, places at the door, grammars that are checked beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from boundedgen._admitting import Admitting, Call
+from boundedgen._aside import Aside
+from boundedgen._door import Rejections
+from boundedgen._driver import Driver
+from boundedgen._errors import EngineUnavailable, PipelineClosed, Rejected
+from boundedgen._flow import Flow
+from boundedgen._generation import Generation
+from boundedgen._grammar import GrammarChecker
+from boundedgen._observing import error_of
+from boundedgen.abc import Clock
+
+
+class Serving:
+    """Used by callers' threads; nothing here waits for the engine."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        admitting: Admitting,
+        grammars: GrammarChecker | None,
+        clock: Clock,
+        tokenizer_ready: Callable[[], bool],
+    ) -> None:
+        self.rejections = Rejections()
+        self._driver = driver
+        self._admitting = admitting
+        self._grammars = grammars
+        self._clock = clock
+        self._tokenizer_ready = tokenizer_ready
+        self._checks = Aside("boundedgen-grammar")
+
+    def submit(self, call: Call) -> Generation:
+        return self._send(self._admit(call))
+
+    def submit_all(self, calls: Sequence[Callable[[], Call]]) -> list[Generation]:
+        """All, or, if one is refused, none."""
+        flows: list[Flow] = []
+        try:
+            flows.extend(self._admit(call()) for call in calls)
+        except BaseException:
+            for flow in flows:
+                flow.give_back()
+            raise
+        return [self._send(flow) for flow in flows]
+
+    def probe(self, timeout: float) -> Generation | str:
+        """The probe's generation, or why it cannot be run."""
+        self.refuse_unless_served()
+        facts = self._driver.snapshot.facts
+        assert facts is not None
+        if any(pool.name not in facts.probe_blocks for pool in facts.pools):
+            return "no block could be set aside for it in this engine's cache"
+        return self._send(self._admitting.probe(timeout))
+
+    def refuse_unless_served(self) -> None:
+        """Raises what the state of the lane demands; returns when a submission can be taken."""
+        driver = self._driver
+        driver.check_process()
+        snapshot = driver.snapshot
+        if snapshot.state == "failed" or driver.failure is not None:
+            raise error_of(driver, snapshot)
+        if snapshot.state in ("closed", "draining") or driver.over:
+            raise PipelineClosed("this pipeline is closed or closing")
+        if snapshot.facts is None or not self._tokenizer_ready():
+            raise EngineUnavailable("the engine is being started; wait_ready() waits for it", retry_after_s=1.0)
+
+    def close(self) -> None:
+        self._checks.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _admit(self, call: Call) -> Flow:
+        """A flow with its places at the door, not sent yet."""
+        try:
+            self.refuse_unless_served()
+            return self._admitting.admit(call)
+        except Rejected as error:
+            self.rejections.add(error)
+            raise
+
+    def _send(self, flow: Flow) -> Generation:
+        generation = Generation(flow, self._driver, self._clock)
+        self._driver.submit(flow)
+        if not flow.submission.cleared:
+            self._checks.run(lambda: self._check_grammar(flow))
+        return generation
+
+    def _check_grammar(self, flow: Flow) -> None:
+        """Only this sequence waits for it."""
+        ((kind, text),) = flow.config["structured_output_config"].items()
+        verdict = None if flow.done or self._grammars is None else self._grammars.check(kind, text)
+        if verdict is None:
+            self._driver.post("clear", flow.submission.id)
+        else:
+            detail = f"structured_output_config.{kind} does not compile: {verdict}"
+            self._driver.post("refuse", flow.submission.id, detail)
+
+
+def calls_of(prompts: Sequence[object], config: object, arguments: Mapping[str, Any]) -> list[Callable[[], Call]]:
+    """One call a prompt, made when it is needed, from the keywords of `submit`."""
+    if isinstance(prompts, str | bytes):
+        raise TypeError("prompts must be a sequence of prompts; for a single one use generate")
+    own = {name: value for name, value in arguments.items() if name in CALL_ARGUMENTS}
+    keywords = {name: value for name, value in arguments.items() if name not in CALL_ARGUMENTS}
+    return [partial(Call, prompt=prompt, config=config, keywords=keywords, **own) for prompt in prompts]
+
+
+#: Keywords of `submit` that are not GenerationConfig fields.
+CALL_ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "tools", "template_context")
