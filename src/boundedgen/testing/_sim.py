@@ -135,7 +135,7 @@ class SimEngine:
         self._sent += 1
 
     def _say(self, at: float, report: Report) -> None:
-        heapq.heappush(self._reports, (at, self._said, report))
+        heapq.heappush(self._reports, (at + self.model.pipe_s, self._said, report))
         self._said += 1
 
     def _take(self, kind: FaultKind, stays: frozenset[int] | None = None) -> Fault | None:

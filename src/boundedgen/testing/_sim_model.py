@@ -29,6 +29,7 @@ class SimModel:
     boot_s: float = 4.0
     step_s: float = 0.02  #: base of a step
     token_s: float = 0.001  #: added for each scheduled token
+    pipe_s: float = 0.0  #: from something being said to its arrival
     exit_s: float = 0.07  #: from a kill, or a death, to `Exited`
 
     def facts(self) -> EngineFacts:

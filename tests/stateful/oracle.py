@@ -1,0 +1,619 @@
+"""What must be true of a governor, computed from what was asked of it and what it was told, never from its state.
+
+One checker a promise (design §3). `Oracle` hears every input and every effect in the order in which they happen and
+raises AssertionError at the first one that breaks a promise.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from attrs import define, field, frozen
+
+from boundedgen._bounds import Bounds, Limits
+from boundedgen._core import _events as ev
+from boundedgen._core._sequences import Submission
+from boundedgen.testing._faults import FaultKind as K
+from boundedgen.testing._sim import SimEngine
+from boundedgen.testing._sim_scheduler import next_token
+
+EPS = 1e-6
+FIRST_STEPS = 3
+
+#: Which faults justify which cause of a kill.
+JUSTIFIED: dict[ev.Cause, frozenset[K]] = {
+    ev.Cause.STEP: frozenset({K.WEDGE, K.SLOW}),
+    ev.Cause.BOOT: frozenset({K.STILLBORN, K.BOOT_FAILS}),
+    ev.Cause.RECLAIM: frozenset({K.LOST_STOP, K.LEAK, K.LATE_FREE, K.NO_PROGRESS}),
+    ev.Cause.PROGRESS: frozenset({K.NO_PROGRESS, K.DEAF, K.LOST_COMMAND}),
+    ev.Cause.ACK: frozenset({K.DEAF, K.LOST_COMMAND, K.FORGOTTEN}),
+    ev.Cause.STEP_RAISED: frozenset({K.RAISE}),
+    ev.Cause.WIRE: frozenset({K.GARBAGE}),
+}
+
+
+def expected_tokens(prompt: tuple[int, ...], count: int, natural: int | None, eos: int, vocab: int) -> list[int]:
+    """The text that the simulated engine gives for `prompt`."""
+    text: list[int] = []
+    while len(text) < count:
+        last = natural is not None and len(text) + 1 >= natural
+        text.append(eos if last else next_token((*prompt, *text), vocab))
+        if last:
+            break
+    return text
+
+
+class ReadyTime:
+    """Time that passes only between a Ready and the end of that incarnation; knows its past."""
+
+    def __init__(self) -> None:
+        self._spans: list[list[float]] = []
+        self.running = False
+        self.stood_at = 0.0
+
+    def run(self, now: float) -> None:
+        self._spans.append([now, float("inf")])
+        self.running = True
+
+    def stand(self, now: float) -> None:
+        if self.running:
+            self._spans[-1][1] = now
+            self.running, self.stood_at = False, now
+
+    def at(self, instant: float) -> float:
+        return sum(min(end, instant) - begin for begin, end in self._spans if begin < instant)
+
+
+@define(eq=False)
+class Row:
+    """A sequence, as its caller sees it."""
+
+    submission: Submission
+    text: list[int]
+    ends: str  #: "stop" or "length", if it is left alone
+    total_at: float
+    queued_at: float
+    first_end: float  #: reading of ready time; infinite once met
+    submitted_reading: float
+    gap: float
+    known_at: float
+    gap_end: float = float("inf")
+    cleared: bool = True
+    admitted: bool = False
+    stay: int | None = None
+    emitted: list[int] = field(factory=list)
+    finish: ev.Finish | None = None
+    settled: str | None = None
+    refused: bool = False
+    refused_by_engine: bool = False
+    ignored: int = 0
+    stalled: bool = False  #: the driver was stopped during its life
+
+
+@define(eq=False)
+class StayRow:
+    """A stay, as the engine and the governor speak of it."""
+
+    id: int
+    row: Row
+    needs: tuple[int, ...]
+    probe: bool
+    sent_outside: float
+    taken: bool = False
+    stop_sent: bool = False
+    stop_taken_steps: int | None = None
+    ended: bool = False  #: finished, or stopped by the child at its deadline
+    gone: str = ""
+    proved: bool = False
+
+
+@define(eq=False)
+class LeaseRow:
+    id: str
+    ttl: float
+    expires: float  #: reading of ready time
+    graced: bool = False
+    over: bool = False
+    stalled: bool = False
+
+
+@frozen
+class Needs:
+    """Blocks that must be set aside: engine-facts, `s · ceil((prompt + new - 1) / block)` in every pool."""
+
+    pools: tuple[ev.PoolFacts, ...]
+    probe: tuple[int, ...]
+
+    def of(self, submission: Submission) -> tuple[int, ...]:
+        tokens = submission.prompt_tokens + submission.max_new_tokens - 1
+        sizes = (p.tokens_per_block for p in self.pools)
+        return tuple(submission.sequences * (1 if size is None else -(-tokens // size)) for size in sizes)
+
+    def fits(self, needs: list[tuple[int, ...]]) -> bool:
+        sums = [sum(column) for column in zip(*needs, strict=True)] or [0] * len(self.pools)
+        return all(s <= p.blocks - q for s, p, q in zip(sums, self.pools, self.probe, strict=True))
+
+
+class Oracle:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.ready = ReadyTime()
+        self.rows: dict[int, Row] = {}
+        self.stays: dict[int, StayRow] = {}
+        self.leases: dict[str, LeaseRow] = {}
+        self.reasons: Counter[str] = Counter()
+        self.engine: SimEngine | None = None  #: the truth about faults and steps
+        self.incarnation = 0
+        self.phase = "down"  #: down, starting, up, dying, failed, closed
+        self.facts: ev.EngineFacts | None = None
+        self.needs: Needs | None = None
+        self.running_max = 0
+        self.spawned_at = 0.0
+        self.closing = False
+        self.drain_until = float("inf")
+        self.died_now = False  #: an engine was lost in this wake
+        self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
+        self.permanent = False
+        self.given_up = False
+        self.killed_at = float("inf")
+        self.asked = 0
+        self.progress_at: float | None = None
+        self.woke_at = float("-inf")
+        self.woke_outside = float("-inf")
+        self.ghosts: set[int] = set()
+        self.states: list[str] = []
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+
+    def submitted(self, submission: Submission, text: list[int], ends: str, now: float) -> None:
+        assert submission.id not in self.rows
+        b, at = submission.bounds, submission.submitted_at
+        row = Row(
+            submission,
+            text,
+            ends,
+            total_at=_plus(at, b.total),
+            queued_at=_plus(at, b.queued),
+            first_end=_plus(self.ready.at(now), b.first_token),
+            submitted_reading=self.ready.at(now),
+            gap=float("inf") if b.next_token is None else b.next_token,
+            known_at=now,
+            cleared=submission.cleared,
+            stalled=self.woke_at == now,
+        )
+        row.gap_end = row.submitted_reading + row.gap if row.gap <= 0 else row.gap_end
+        self.rows[submission.id] = row
+        if (
+            submission.lease is None
+            and submission.implicit_ttl is not None
+            and self.phase != "failed"
+            and not self.closing
+        ):
+            self.granted(f"implicit-{submission.id}", submission.implicit_ttl, now)
+
+    def tightened(self, sequence: int, bounds: Bounds, at: float, now: float) -> None:
+        row = self.rows[sequence]
+        reading = self.ready.at(at)
+        row.total_at = min(row.total_at, _plus(row.submission.submitted_at, bounds.total))
+        row.queued_at = min(row.queued_at, _plus(at, bounds.queued))
+        row.known_at = now
+        if not row.emitted:
+            row.first_end = min(row.first_end, _plus(reading, bounds.first_token))
+            gap = bounds.next_token if bounds.next_token is not None else 1.0
+            row.gap_end = min(row.gap_end, row.submitted_reading + gap) if gap <= 0 else row.gap_end
+        elif bounds.next_token is not None:
+            row.gap_end = min(row.gap_end, reading + bounds.next_token)
+        row.gap = min(row.gap, float("inf") if bounds.next_token is None else bounds.next_token)
+
+    def cancelled(self, sequence: int, was_open: bool, result: bool) -> None:
+        assert result is was_open, "cancel tells whether it ended the sequence"
+        assert not was_open or self.rows[sequence].settled == "cancelled"
+
+    def granted(self, lease: str, ttl: float, now: float) -> None:
+        self.leases[lease] = LeaseRow(lease, ttl, self.ready.at(now) + ttl, stalled=self.woke_at == now)
+
+    def renewed(self, lease: str, at: float, result: bool) -> None:
+        row = self.leases[lease]
+        reading = self.ready.at(at)
+        if row.over or row.expires < reading - EPS:
+            assert not result, "an expired or revoked lease never comes back"
+        elif row.expires > reading + EPS:
+            assert result, "a live lease is renewed"
+        if result:
+            row.graced = False
+            row.expires = max(row.expires, reading + row.ttl)
+
+    def close(self, drain_s: float, now: float) -> None:
+        self.closing = True
+        self.drain_until = min(self.drain_until, now + max(0.0, drain_s))
+
+    def stalled(self, now: float) -> None:
+        """The driver was stopped and wakes now: evidence from before does not count against the engine."""
+        self.woke_at, self.woke_outside = now, self._outside(now)
+        for row in self.open_rows():
+            row.stalled = True
+        for lease in self.leases.values():
+            lease.stalled = True
+
+    def received(self, report: ev.Report, now: float) -> None:
+        if report.incarnation != self.incarnation or self.phase in ("failed", "closed"):
+            return
+        match report:
+            case ev.Ready() if self.phase == "starting":
+                self._became_ready(report.facts, now)
+            case ev.BootFailed():
+                self.permanent = self.permanent or (report.permanent and self.phase == "starting")
+            case ev.Exited():
+                self._exited(now)
+            case ev.Progress() if self.phase == "up":
+                self._progressed(report, now)
+
+    # --- what inputs mean ----------------------------------------------------------------------------------------
+
+    def _became_ready(self, facts: ev.EngineFacts, now: float) -> None:
+        again = self.facts is not None
+        self.phase, self.facts = "up", facts
+        self.needs = Needs(facts.pools, tuple(facts.probe_blocks.get(p.name, 0) for p in facts.pools))
+        self.running_max = min(facts.running_max, self.limits.running_max or facts.running_max)
+        self.ready.run(now)
+        if again:
+            for lease in self.leases.values():
+                self._grace(lease, self.ready.at(now))
+
+    def _grace(self, lease: LeaseRow, reading: float) -> None:
+        if not lease.graced:
+            lease.graced = True
+            lease.expires = max(lease.expires, min(lease.expires + self.limits.lease_grace, reading + lease.ttl))
+
+    def _exited(self, now: float) -> None:
+        if self.phase in ("starting", "up"):
+            self.died_now = True
+        self.ready.stand(now)
+        for stay in self.open_stays():
+            stay.gone = "died"
+        self.phase = "down"
+        self.ghosts.clear()
+
+    def _progressed(self, report: ev.Progress, now: float) -> None:
+        for id_ in report.taken:
+            self.stays[id_].taken = True
+        for finish in report.finished:
+            self._finished(finish, report.steps)
+        for id_ in report.stopping:
+            stay = self.stays[id_]
+            stay.ended = True
+            if stay.stop_taken_steps is None:
+                stay.stop_taken_steps = report.steps - 1
+        for refusal in report.refused:
+            self._let_go(refusal.stay, "refused")
+            self.stays[refusal.stay].row.refused_by_engine = True
+        for release in report.released:
+            self._let_go(release.stay, "released")
+        if report.held is not None:
+            self._reconcile(set(report.held))
+        if report.scheduled or report.taken or report.released or report.finished:
+            self.progress_at = now
+
+    def _finished(self, finish: ev.Finish, steps: int) -> None:
+        stay = self.stays[finish.stay]
+        stay.ended = True
+        if stay.stop_taken_steps is None:
+            stay.stop_taken_steps = steps - 1
+        stay.row.finish = finish
+        if finish.why == "ignored":
+            stay.row.ignored += 1
+            assert self.engine is not None
+            assert K.IGNORE in self.engine.triggered, "under reservation the engine never ignores anybody"
+
+    def _let_go(self, id_: int, how: str) -> None:
+        stay = self.stays[id_]
+        stay.gone = stay.gone or how
+        self.ghosts.discard(id_)
+
+    def _reconcile(self, held: set[int]) -> None:
+        for stay in self.open_stays():
+            if stay.taken and stay.id not in held:
+                stay.gone = "reconciled"
+        self.ghosts = {i for i in held if self.stays[i].gone}
+
+    # --- effects -------------------------------------------------------------------------------------------------
+
+    def observe(self, effect: ev.Effect, now: float) -> None:
+        match effect:
+            case ev.Spawn():
+                self._spawn(effect, now)
+            case ev.Kill():
+                self._kill(effect, now)
+            case ev.Admit():
+                self._admit(effect, now)
+            case ev.Stop():
+                self._stop(effect, now)
+            case ev.Emit():
+                self._emit(effect, now)
+            case ev.Settle():
+                self._settle(effect, now)
+            case ev.Prove():
+                self._prove(effect)
+            case ev.EndLease():
+                self._end_lease(effect, now)
+            case ev.DecideRestart():
+                assert self.phase == "down"
+                assert not self.closing
+                assert not self.permanent
+                self.asked += 1
+            case ev.Became():
+                self._became(effect.state)
+
+    def _became(self, state: str) -> None:
+        assert self.states[-1:] != [state], "health changes when it says so"
+        self.states.append(state)
+        if state == "failed":
+            assert self.given_up or self.permanent or self._reap_overdue()
+            self.phase = "failed"
+        elif state == "closed":
+            assert self.closing
+            assert self.phase in ("down", "failed") or self._reap_overdue(), "closed while the engine lives"
+            self.phase = "closed"
+
+    def _spawn(self, effect: ev.Spawn, now: float) -> None:
+        assert self.phase == "down", "never two engines at once"
+        assert effect.incarnation == self.incarnation + 1
+        assert not self.closing
+        assert not self.given_up
+        assert not self.permanent
+        self.incarnation, self.phase, self.spawned_at = effect.incarnation, "starting", now
+        self.progress_at = None
+
+    def _kill(self, effect: ev.Kill, now: float) -> None:
+        assert effect.incarnation == self.incarnation
+        assert self.phase in ("starting", "up"), "an engine is killed once"
+        if effect.cause is ev.Cause.CLOSE:
+            assert self.closing
+        else:
+            assert self.engine is not None
+            why = self.engine.triggered & JUSTIFIED[effect.cause]
+            assert why, f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
+        self.phase, self.killed_at, self.died_now = "dying", now, True
+        self.ready.stand(now)
+
+    def _admit(self, effect: ev.Admit, now: float) -> None:
+        row = self.rows[effect.sequence]
+        assert self.phase == "up", "admission only to a ready engine"
+        assert effect.incarnation == self.incarnation
+        assert effect.stay not in self.stays, "stay ids are never reused"
+        assert effect.stay > max(self.stays, default=0)
+        assert row.settled is None
+        assert row.cleared
+        assert row.stay is None or self.stays[row.stay].proved, "one stay at a time"
+        assert effect.deadline == row.total_at, "the deadline travels with the stay"
+        assert row is next(self.waiting(probe=row.submission.probe), None), "first come, first served, by priority"
+        assert self.needs is not None
+        needs = self.needs.of(row.submission)
+        self.stays[effect.stay] = StayRow(effect.stay, row, needs, row.submission.probe, self._outside(now))
+        row.stay, row.admitted = effect.stay, True
+        if len(list(self.open_stays())) == 1:
+            self.progress_at = now
+        self._check_capacity()
+
+    def _check_capacity(self) -> None:
+        """Reservations of all that is not proved gone fit every pool; the probe has a place of its own."""
+        assert self.needs is not None
+        normal = [s for s in self.open_stays() if not s.probe]
+        assert len(normal) <= self.running_max
+        assert self.needs.fits([s.needs for s in normal])
+        assert sum(s.probe for s in self.open_stays()) <= 1
+
+    def _stop(self, effect: ev.Stop, now: float) -> None:
+        assert effect.incarnation == self.incarnation
+        assert self.phase == "up"
+        if effect.stay in self.ghosts:
+            return
+        stay = self.stays[effect.stay]
+        assert not stay.gone
+        assert not stay.stop_sent, "one stop a stay"
+        assert stay.row.settled is not None or stay.row.ignored
+        stay.stop_sent, stay.sent_outside = True, self._outside(now)
+
+    def _emit(self, effect: ev.Emit, now: float) -> None:
+        row = self.rows[effect.sequence]
+        assert row.settled is None, "nothing is emitted after settlement"
+        assert effect.token_ids
+        row.emitted += effect.token_ids
+        assert row.emitted == row.text[: len(row.emitted)], "tokens arrive once, in order, unchanged"
+        row.first_end, row.gap_end, row.known_at = float("inf"), self.ready.at(now) + row.gap, now
+
+    def _prove(self, effect: ev.Prove) -> None:
+        stay = self.stays[effect.stay]
+        assert stay.gone, "proved without proof"
+        assert not stay.proved
+        assert stay.row.submission.id == effect.sequence
+        assert (effect.proof == "died") is (stay.gone == "died")
+        stay.proved = True
+
+    def _end_lease(self, effect: ev.EndLease, now: float) -> None:
+        lease = self.leases[effect.lease]
+        assert not lease.over
+        lease.over = True
+        if effect.how == "expired":
+            late = self.ready.at(now) - lease.expires
+            stood = not self.ready.running and self.ready.stood_at < now
+            assert not stood, "leases stand still while the engine is not ready"
+            assert late >= -EPS, "a lease ended early"
+            assert late <= EPS or lease.stalled, "a lease ended late"
+
+    # --- settlement ----------------------------------------------------------------------------------------------
+
+    def _settle(self, effect: ev.Settle, now: float) -> None:
+        row = self.rows[effect.sequence]
+        assert row.settled is None, "settled twice"
+        row.settled = effect.reason
+        self.reasons[effect.reason] += not row.submission.probe
+        assert effect.held is any(s.row is row for s in self.stays.values() if not s.proved), "held: a proof follows"
+        implicit = self.leases.get(f"implicit-{effect.sequence}")
+        if effect.reason == "deadline":
+            self._check_deadline(row, effect, now)
+        else:
+            self._check_reason(row, effect)
+            late = now - max(row.known_at, min(at for _, at in self._dues(row, now)))
+            assert late <= EPS or row.stalled, f"{effect.reason} came after the deadline"
+        if implicit is not None:
+            implicit.over = True
+
+    def _check_deadline(self, row: Row, effect: ev.Settle, now: float) -> None:
+        dues = dict(self._dues(row, now))
+        assert effect.bound in dues, f"{effect.bound} is not a bound of it that counts now"
+        at = dues[effect.bound]
+        assert at <= now + EPS, "settled before its deadline"
+        assert abs(effect.deadline - at) <= EPS
+        assert at <= min(dues.values()) + EPS, "the earliest deadline is named"
+        assert now - max(at, row.known_at) <= EPS or row.stalled, "settled after its deadline"
+
+    def _dues(self, row: Row, now: float) -> Iterator[tuple[str, float]]:
+        """Its deadlines as instants; while ready time stands still, one on it is either due already or never comes."""
+        yield "total", row.total_at
+        if not row.admitted:
+            yield "queued", row.queued_at
+        reading = self.ready.at(now)
+        for name, end in (("first_token", row.first_end), ("next_token", row.gap_end)):
+            if self.ready.running or end <= reading:
+                yield name, now - (reading - end)
+
+    def _check_reason(self, row: Row, effect: ev.Settle) -> None:
+        submission, finish = row.submission, row.finish
+        lease = self.leases.get(submission.lease or f"implicit-{submission.id}")
+        match effect.reason:
+            case "stop" | "length":
+                assert finish is not None
+                assert finish.why == effect.reason == row.ends
+                self._check_result(row, effect)
+            case "rejected":
+                assert row.refused or row.refused_by_engine or self._never_fits(submission)
+            case "lease":
+                assert lease is None or lease.over
+            case "engine_lost":
+                assert row.stay is not None, "one that waits survives the engine"
+                self.lost += [row] if self.stays[row.stay].gone != "reconciled" else []
+            case "engine_failed":
+                assert self.phase == "failed" or self.permanent or self.given_up or self._reap_overdue()
+            case "cache_exhausted":
+                assert row.ignored
+            case "shutdown":
+                assert self.closing
+            case other:
+                assert other == "cancelled", other
+
+    def _reap_overdue(self) -> bool:
+        return self.engine is not None and K.UNKILLABLE in self.engine.triggered and self.phase == "dying"
+
+    def _never_fits(self, submission: Submission) -> bool:
+        return self.needs is not None and not submission.probe and not self.needs.fits([self.needs.of(submission)])
+
+    def _check_result(self, row: Row, effect: ev.Settle) -> None:
+        if row.submission.sequences == 1:
+            assert row.emitted == row.text, "a finished generation has all its tokens"
+            return
+        assert not row.emitted
+        assert len(effect.results) == row.submission.sequences
+        assert list(effect.results[0].token_ids) == row.text
+
+    # --- after each wake -----------------------------------------------------------------------------------------
+
+    def after_wake(self, now: float) -> None:
+        """What must hold whenever the driver goes to sleep."""
+        assert not (self.closing and self.phase == "down"), "closed once the engine is gone"
+        self._check_nobody_is_overdue(now)
+        self._check_work_is_conserved()
+        self._check_stops_were_sent()
+        self._check_engine_is_judged(now)
+        if self.phase in ("failed", "closed") or now >= self.drain_until:
+            assert not list(self.open_rows()), "everything is settled at the end"
+        assert all(s.proved for s in self.stays.values() if s.gone), "a release is proved in the wake it is heard of"
+        assert self.died_now or not self.lost, "engine_lost, and the engine lives"
+        self.died_now, self.lost = False, []
+
+    def _check_nobody_is_overdue(self, now: float) -> None:
+        reading = self.ready.at(now)
+        for row in self.open_rows():
+            assert min(at for _, at in self._dues(row, now)) > now - EPS, "a deadline passed unanswered"
+        for lease in self.leases.values():
+            overdue = self.ready.running and not lease.over and lease.expires <= reading - EPS
+            assert not overdue, "a lease outlived its ttl"
+        for row in self.open_rows():
+            its = self.leases.get(row.submission.lease or "")
+            assert its is None or not its.over, "a sequence outlived its lease"
+
+    def _check_work_is_conserved(self) -> None:
+        """What fits a ready engine does not wait; what can never fit is not kept."""
+        if self.phase != "up" or self.needs is None:
+            return
+        held = [s for s in self.open_stays() if not s.probe]
+        head = next(self.waiting(probe=False), None)
+        if head is not None:
+            assert not self._never_fits(head.submission), "what can never fit is refused"
+            needs = [s.needs for s in held] + [self.needs.of(head.submission)]
+            assert len(held) >= self.running_max or not self.needs.fits(needs), "a sequence waits although it fits"
+        if next(self.waiting(probe=True), None) is not None:
+            assert any(s.probe for s in self.open_stays()), "a probe waits although its own place is free"
+
+    def _check_stops_were_sent(self) -> None:
+        for stay in self.open_stays() if self.phase == "up" else ():
+            assert stay.row.settled is None or stay.stop_sent or stay.ended, "settled, and nobody told the engine"
+
+    def _check_engine_is_judged(self, now: float) -> None:
+        """A fault is noticed in its time: the converse of 'no false kill'."""
+        limits, engine = self.limits, self.engine
+        if self.phase == "starting":
+            assert now - max(self.spawned_at, self.woke_at) < limits.boot + EPS, "a boot is overdue"
+        if self.phase == "dying":
+            assert now - self.killed_at < limits.reap + EPS or now == self.woke_at, "a killed engine is overdue"
+        if self.phase != "up" or engine is None:
+            return
+        pulse = engine.pulse(now)
+        if pulse.in_step:
+            assert now - max(pulse.begun_at, self.woke_at) < self._step_budget(pulse) + EPS, "a step is overdue"
+            return
+        for stay in self.open_stays():
+            self._check_stay_is_judged(stay, pulse.steps_ended, now)
+        if self.progress_at is not None and list(self.open_stays()):
+            age = now - max(self.progress_at, self.woke_at)
+            assert age < limits.progress + self._longest_step(engine) + 1.0 + EPS, "no progress, and nobody noticed"
+
+    def _longest_step(self, engine: SimEngine) -> float:
+        return 2 * (engine.model.step_s + engine.model.token_s * engine.model.max_num_batched_tokens)
+
+    def _check_stay_is_judged(self, stay: StayRow, steps: int, now: float) -> None:
+        limits = self.limits
+        waited = self._outside(now) - max(stay.sent_outside, self.woke_outside)
+        if not stay.taken or (stay.stop_sent and not stay.ended):
+            assert waited < limits.ack + EPS, "a command is not taken, and nobody noticed"
+        if stay.stop_taken_steps is not None and self.woke_at < now:
+            assert steps - stay.stop_taken_steps <= limits.reclaim_steps, "a stay is not released, and nobody noticed"
+
+    def _step_budget(self, pulse: ev.Pulse) -> float:
+        lim = self.limits
+        budget = lim.step + lim.step_per_token * pulse.scheduled + lim.step_per_attention * pulse.attention
+        return min(budget, lim.step_max) + (lim.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0)
+
+    def _outside(self, now: float) -> float:
+        """A clock that stands still inside of steps."""
+        if self.engine is None:
+            return now
+        pulse = self.engine.pulse(now)
+        return now - pulse.inside_s - (now - pulse.begun_at if pulse.in_step else 0.0)
+
+    # --- views ---------------------------------------------------------------------------------------------------
+
+    def open_rows(self) -> Iterator[Row]:
+        return (row for row in self.rows.values() if row.settled is None)
+
+    def open_stays(self) -> Iterator[StayRow]:
+        return (stay for stay in self.stays.values() if not stay.gone)
+
+    def waiting(self, *, probe: bool) -> Iterator[Row]:
+        """Those that may be admitted, in the order in which they must be."""
+        rows = (r for r in self.open_rows() if r.cleared and r.submission.probe is probe)
+        free = [r for r in rows if r.stay is None or self.stays[r.stay].proved]
+        return iter(sorted(free, key=lambda r: (-r.submission.priority, r.submission.id)))
+
+
+def _plus(at: float, bound: float | None) -> float:
+    return float("inf") if bound is None else at + bound
