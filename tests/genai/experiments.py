@@ -6,7 +6,9 @@ import threading
 import time
 from typing import Any
 
-import openvino_genai as genai
+import numpy as np
+import openvino as ov  # type: ignore[import-untyped,unused-ignore]
+import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 from genai import raw
 from genai.raw import add, finish, pipeline, proved, pump, status, step_error, steps, unread, usage
 
@@ -36,7 +38,7 @@ def ticks_during(call: str) -> dict[str, float]:
     if handle is not None:
         pipe.step()
     else:
-        pipe.generate([raw.ov.Tensor(raw.np.array([prompt], dtype=raw.np.int64))], [raw.config(1)])
+        pipe.generate([raw.tensor(prompt)], [raw.config(1)])
     took = time.monotonic() - began
     time.sleep(0.05)
     done.set()
@@ -84,14 +86,16 @@ def pickling() -> list[str]:
 
 def device_name() -> str:
     """Full name of the GPU, empty where there is none."""
-    core = raw.ov.Core()
+    core = ov.Core()
     return str(core.get_property("GPU", "FULL_DEVICE_NAME")) if "GPU" in core.available_devices else ""
 
 
 # --- stopping and proof of release -----------------------------------------------------------------------------------
 
 
-def stop_keeps_blocks(device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> dict[str, Any]:
+def stop_keeps_blocks(
+    device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
+) -> dict[str, Any]:
     pipe = pipeline(model, device, properties, num_kv_blocks=8, max_num_seqs=4)
     handle = add(pipe, 1, 10, 100)
     steps(pipe, 3)
@@ -180,7 +184,7 @@ def drop_the_handle() -> list[int]:
     return [before, usage(pipe)[0]]
 
 
-def idle_step(caching: bool) -> list[tuple[int, float]]:
+def idle_step(caching: bool) -> list[Any]:
     """Metrics right after the last request finished, and after one step with nothing to do."""
     pipe = pipeline(num_kv_blocks=8, enable_prefix_caching=caching)
     finish(pipe, add(pipe, 1, 50, 5))
@@ -209,7 +213,12 @@ def scheduled_at_once(max_num_seqs: int, requests: int) -> int:
 
 
 def fits(
-    prompt: int, new: int, blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
+    prompt: int,
+    new: int,
+    blocks: int,
+    device: str = "CPU",
+    model: str = raw.PLAIN,
+    properties: dict[str, str] | None = None,
 ) -> list[Any]:
     pipe = pipeline(model, device, properties, num_kv_blocks=blocks, max_num_seqs=2)
     handle = add(pipe, 1, prompt, new)
@@ -217,7 +226,9 @@ def fits(
     return [status(handle), len(tokens)]
 
 
-def one_block(blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> list[float]:
+def one_block(
+    blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
+) -> list[float]:
     """cache_usage with one block in use, and the block size."""
     pipe = pipeline(model, device, properties, num_kv_blocks=blocks)
     return [usage_of(pipe, 5), block(pipe)]
@@ -231,7 +242,11 @@ def never_fitting_prompt() -> dict[str, Any]:
     steps(pipe, 10)
     starved = [len(unread(running)), len(unread(behind)), status(behind)]
     pump(pipe)
-    return {"starved": starved, "end": [status(running), status(giant), status(behind)], "read_all": len(behind.read_all())}
+    return {
+        "starved": starved,
+        "end": [status(running), status(giant), status(behind)],
+        "read_all": len(behind.read_all()),
+    }
 
 
 def duplicate_id() -> list[str]:
@@ -251,7 +266,7 @@ def bad_grammar(kind: str) -> list[str]:
     wanted = genai.StructuredOutputConfig(**{kind: '{"type": "nonsense"' if kind == "json_schema" else "a(b"})
     request = raw.config(20, structured_output_config=wanted)
     request.validate()
-    culprit = pipe.add_request(2, raw.ov.Tensor(raw.np.array([[5, 6, 7]], dtype=raw.np.int64)), request)
+    culprit = pipe.add_request(2, raw.tensor([5, 6, 7]), request)
     errors = [step_error(pipe) for _ in range(2)]
     culprit.stop()
     return [*errors, step_error(pipe), status(bystander)]
@@ -266,7 +281,7 @@ def longer_than_a_batch() -> list[str]:
 def odd_requests() -> dict[str, str]:
     """What add_request says to each odd request; empty: it took it."""
     pipe = pipeline(num_kv_blocks=8)
-    array, i64 = raw.np.array, raw.np.int64
+    array, i64 = np.array, np.int64
     good = array([[5, 6, 7]], dtype=i64)
     odd: dict[str, tuple[Any, genai.GenerationConfig]] = {
         "beyond vocabulary": (array([[5, 100_000]], dtype=i64), raw.config(2)),
@@ -274,14 +289,14 @@ def odd_requests() -> dict[str, str]:
         "two rows": (array([[5], [6]], dtype=i64), raw.config(2)),
         "no row": (array([5, 6], dtype=i64), raw.config(2)),
         "empty": (array([[]], dtype=i64), raw.config(2)),
-        "int32": (good.astype(raw.np.int32), raw.config(2)),
+        "int32": (good.astype(np.int32), raw.config(2)),
         "no new token": (good, raw.config(0)),
         "temperature 0": (good, raw.config(2, do_sample=True, temperature=0.0)),
     }
     said, handles = {}, []
     for number, (name, (prompt, wanted)) in enumerate(odd.items()):
         try:
-            handles.append(pipe.add_request(number, raw.ov.Tensor(prompt), wanted))
+            handles.append(pipe.add_request(number, ov.Tensor(prompt), wanted))
             said[name] = ""
         except Exception as error:
             said[name] = type(error).__name__ + ": " + str(error)
@@ -306,7 +321,9 @@ def sampled(*seeds: int | None) -> list[list[int]]:
     found = []
     for request, seed in enumerate(seeds):
         fields = {} if seed is None else {"rng_seed": seed}
-        found.append(finish(pipe, add(pipe, request, raw.ids(10), 16, do_sample=True, temperature=1.0, top_k=50, **fields))[0])
+        found.append(
+            finish(pipe, add(pipe, request, raw.ids(10), 16, do_sample=True, temperature=1.0, top_k=50, **fields))[0]
+        )
     return found
 
 
@@ -354,3 +371,10 @@ def unbounded_cache() -> list[int]:
         finish(pipe, add(pipe, request, length, 2))
         found.append(int(pipe.get_metrics().cache_size_in_bytes))
     return found
+
+
+def load_cut_gguf(source: str, target: str, size: int) -> None:
+    """Load the first `size` bytes of a GGUF file. The process may die."""
+    with open(source, "rb") as whole, open(target, "wb") as cut:
+        cut.write(whole.read(size))
+    pipeline(target, num_kv_blocks=8)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from genai import raw
 from genai.raw import HYBRID, add, finish, pipeline, pump, status, step_error, steps, unread, usage
 
@@ -59,10 +60,18 @@ def jam(stop_one: bool) -> dict[str, Any]:
     newcomer = add(pipe, 9, 10, 1)
     steps(pipe, 95)
     metrics = pipe.get_metrics()
-    picture = [metrics.requests, metrics.scheduled_requests, metrics.cache_usage, status(newcomer), len(unread(newcomer))]
+    picture = [
+        metrics.requests,
+        metrics.scheduled_requests,
+        metrics.cache_usage,
+        status(newcomer),
+        len(unread(newcomer)),
+    ]
     if stop_one:
         orphans[0].stop()
-    served_at = next((step for step in range(1, 100) if step_error(pipe) == "" and status(newcomer) == "FINISHED"), None)
+    served_at = next(
+        (step for step in range(1, 100) if step_error(pipe) == "" and status(newcomer) == "FINISHED"), None
+    )
     return {"picture": picture, "served_at": served_at}
 
 
@@ -86,8 +95,14 @@ def three_greedy_requests(model: str, **scheduler: Any) -> list[str]:
 
 
 def repeated_prompt_poisons(tokens: int, multiplier: int) -> list[str]:
-    """A one-token request, the same again, and a bystander: errors of two steps, and of one after the culprit's stop."""
-    pipe = pipeline(HYBRID, num_kv_blocks=256, enable_prefix_caching=True, cache_interval_multiplier=multiplier, num_linear_attention_blocks=64)
+    """A one-token request, the same again, and a bystander: errors of two steps, and of one after its stop."""
+    pipe = pipeline(
+        HYBRID,
+        num_kv_blocks=256,
+        enable_prefix_caching=True,
+        cache_interval_multiplier=multiplier,
+        num_linear_attention_blocks=64,
+    )
     prompt = raw.ids(tokens)
     finish(pipe, add(pipe, 1, prompt, 1))
     bystander = add(pipe, 2, 10, 50)
@@ -111,11 +126,14 @@ def repeated_prompts_differ(model: str, caching: bool, lengths: list[int], **sch
 
 
 def reserved_traffic(seed: int, requests: int) -> list[str]:
-    """Mixed traffic that holds blocks of both pools for each request until its removal is proved: what raised, and how each ended."""
+    """Mixed traffic that holds blocks of both pools for each request until its removal is proved: how each ended."""
     kv, la = 16, 4
     pipe = pipeline(HYBRID, num_kv_blocks=kv, max_num_seqs=la)
-    random = raw.np.random.default_rng(seed)
-    queue = [(int(p), int(n)) for p, n in zip(random.integers(1, 150, requests), random.integers(1, 100, requests), strict=True)]
+    random = np.random.default_rng(seed)
+    queue = [
+        (int(p), int(n))
+        for p, n in zip(random.integers(1, 150, requests), random.integers(1, 100, requests), strict=True)
+    ]
     held: dict[int, tuple[Any, int]] = {}
     stopped: set[int] = set()
     ended: list[str] = []

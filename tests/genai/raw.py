@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
 import numpy as np
-import openvino as ov
-import openvino_genai as genai
+import openvino as ov  # type: ignore[import-untyped,unused-ignore]
+import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +36,9 @@ F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_
 # --- in the laboratory: driving the engine ---------------------------------------------------------------------------
 
 
-def pipeline(model: str = PLAIN, device: str = "CPU", properties: Mapping[str, Any] | None = None, **scheduler: Any) -> Any:
+def pipeline(
+    model: str = PLAIN, device: str = "CPU", properties: Mapping[str, Any] | None = None, **scheduler: Any
+) -> Any:
     """A fresh pipeline; `scheduler` are SchedulerConfig fields. f32 unless told otherwise."""
     settings = genai.SchedulerConfig()
     for name, value in scheduler.items():
@@ -57,10 +59,15 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(3, 259, length)]
 
 
+def tensor(tokens: Sequence[int]) -> Any:
+    """As add_request wants it: one row of int64."""
+    return ov.Tensor(np.array([tokens], dtype=np.int64))
+
+
 def add(pipe: Any, request: int, prompt: int | Sequence[int], new: int, **fields: Any) -> Any:
     """Add a request; an int stands for that many random prompt tokens."""
     tokens = ids(prompt, seed=request) if isinstance(prompt, int) else list(prompt)
-    return pipe.add_request(request, ov.Tensor(np.array([tokens], dtype=np.int64)), config(new, **fields))
+    return pipe.add_request(request, tensor(tokens), config(new, **fields))
 
 
 def steps(pipe: Any, count: int) -> None:
@@ -175,7 +182,12 @@ class Lab:
             self._output.truncate(0)
             command = [sys.executable, "-m", "genai.raw"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._output, env=self._environment, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._output,
+                env=self._environment,
+                start_new_session=True,
             )
         return self._process
 

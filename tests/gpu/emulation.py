@@ -19,7 +19,9 @@ from attrs import frozen
 
 SOURCE = Path(__file__).with_name("emulated_gpu.c")
 RUNTIME = {"intel-opencl-rt": "2026.2.0", "intel-cmplr-lib-rt": "2026.2.0"}
-RUNTIME_HINT = "pip install " + " ".join(f"{name}=={version}" for name, version in RUNTIME.items()) + " (proprietary, Intel EULA)"
+RUNTIME_HINT = (
+    "pip install " + " ".join(f"{name}=={version}" for name, version in RUNTIME.items()) + " (proprietary, Intel EULA)"
+)
 RUNTIME_FILES = ("libintelocl.so", "libOpenCL.so.1", "libtbb.so.12", "libsvml.so")
 
 
@@ -46,7 +48,7 @@ class Emulation:
         }
 
     def properties(self) -> dict[str, str]:
-        """f32 everywhere: the greedy tokens equal the CPU's. A cold load takes 10 to 40 s, a warm one under a second."""
+        """f32 everywhere: greedy tokens equal the CPU's. A cold load takes 10 to 40 s, a warm one under a second."""
         return {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "CACHE_DIR": str(self.kernels)}
 
 

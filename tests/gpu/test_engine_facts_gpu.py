@@ -32,7 +32,9 @@ def test_a_block_holds_sixteen_tokens(lab: Lab, model: str, gpu_properties: dict
 
 
 @both_models
-def test_a_stopped_request_keeps_its_blocks_until_the_end_of_the_next_step(lab: Lab, model: str, gpu_properties: dict[str, str]) -> None:
+def test_a_stopped_request_keeps_its_blocks_until_the_end_of_the_next_step(
+    lab: Lab, model: str, gpu_properties: dict[str, str]
+) -> None:
     seen = lab.run_within(200, engine.stop_keeps_blocks, "GPU", model, gpu_properties)
     assert (seen["held"], seen["stopped"], seen["released"]) == (False, False, True)
     before, after, settled = seen["usage"]
@@ -42,7 +44,9 @@ def test_a_stopped_request_keeps_its_blocks_until_the_end_of_the_next_step(lab: 
 
 
 @both_models
-def test_a_newcomer_needs_one_step_after_the_stop_when_the_cache_is_full(lab: Lab, model: str, gpu_properties: dict[str, str]) -> None:
+def test_a_newcomer_needs_one_step_after_the_stop_when_the_cache_is_full(
+    lab: Lab, model: str, gpu_properties: dict[str, str]
+) -> None:
     at_once = lab.run_within(200, engine.stop_then_newcomer, False, False, "GPU", model, gpu_properties)
     assert at_once == [100.0, "IGNORED", 0, "IGNORED"]
     full, _, tokens, state = lab.run(engine.stop_then_newcomer, False, True, "GPU", model, gpu_properties)
