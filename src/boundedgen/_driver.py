@@ -3,6 +3,7 @@ carries out what the governor wants done. It runs no foreign code and does no fi
 aside. Everything else reads what it publishes and posts commands.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -51,6 +52,9 @@ class Driver:
         self._unread: Agenda[int] = Agenda()
         self._policy_due: float | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.epoll()
+        self._poller.register(self._bell, select.EPOLLIN)
+        self._polled: frozenset[int] = frozenset()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         now = clock.now()
@@ -132,21 +136,26 @@ class Driver:
         """Until the next wake-up, a command, or anything from the engine."""
         if self.over or self._commands:
             return
-        poller = select.epoll()
+        self._poll_for(frozenset() if self.link is None else frozenset(self.link.filenos()))
+        writes = None if self.link is None else self.link.fileno_to_write()
+        if writes is not None:
+            self._poller.register(writes, select.EPOLLOUT)
         try:
-            poller.register(self._bell, select.EPOLLIN)
-            if self.link is not None:
-                for fd in self.link.filenos():
-                    poller.register(fd, select.EPOLLIN)
-                if (fd_out := self.link.fileno_to_write()) is not None:
-                    poller.register(fd_out, select.EPOLLOUT)
-            poller.poll(None if until is None else max(0.0, until - self._clock.now()))
+            events = self._poller.poll(None if until is None else max(0.0, until - self._clock.now()))
         finally:
-            poller.close()
-        try:
+            if writes is not None:
+                self._poller.unregister(writes)
+        if any(fd == self._bell for fd, _ in events):
             os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return
+
+    def _poll_for(self, wanted: frozenset[int]) -> None:
+        """Be woken by these descriptors of the engine, and by no other."""
+        for fd in self._polled - wanted:
+            with contextlib.suppress(OSError):  # closed meanwhile: the kernel has forgotten it already
+                self._poller.unregister(fd)
+        for fd in wanted - self._polled:
+            self._poller.register(fd, select.EPOLLIN)
+        self._polled = wanted
 
     def turn(self) -> float | None:
         """One wake. Returns the instant of the next one; None: only when something happens."""
@@ -173,6 +182,7 @@ class Driver:
                 self._drop_link(link)
 
     def _drop_link(self, link: EngineLink) -> None:
+        self._poll_for(frozenset())  # before its descriptors are closed, and their numbers used again
         link.dispose()
         if self.link is link:
             self.link = None
@@ -349,4 +359,5 @@ class Driver:
             cell.end()
         self.wakers.wake()
         self._aside.close()
+        self._poller.close()
         os.close(self._bell)

@@ -1,0 +1,169 @@
+"""boundedgen beside the raw loop: same requests, same settings, interleaved in one run.
+
+    python benchmarks/throughput.py [--pairs 20] [--sequences 16 1] [--small] [--json FILE]
+
+Prints the median ratio with its quartiles and, for the asyncio loop in the embedding process, how late it was while
+boundedgen worked; then the same lag with the raw loop stepping in a thread of that process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from raw_loop import RawLoop
+from workload import Workload, small, smollm2
+
+import boundedgen
+
+TICK = 0.001  #: seconds between two looks at the loop's clock
+
+
+class RawProcess:
+    """The raw loop in a process of its own."""
+
+    def __init__(self, work: Workload) -> None:
+        program = [sys.executable, str(Path(__file__).with_name("raw_loop.py"))]
+        arguments = [work.model, json.dumps(work.scheduler()), str(work.new)]
+        self._process = subprocess.Popen(program + arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._answer() == "ready"
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def round(self, prompts: list[list[int]]) -> float:
+        """Tokens a second."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(prompts) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return float(answer["tokens"] / answer["seconds"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+async def consume(pipeline: boundedgen.BoundedPipeline, prompt: list[int], new: int) -> int:
+    tokens = 0
+    async with pipeline.submit(prompt, max_new_tokens=new, ignore_eos=True) as generation:
+        async for chunk in generation:
+            tokens += len(chunk.token_ids)
+    return tokens
+
+
+async def lag(lags: list[float]) -> None:
+    """How late the loop comes back, again and again."""
+    while True:
+        due = time.monotonic() + TICK
+        await asyncio.sleep(TICK)
+        lags.append(time.monotonic() - due)
+
+
+async def bounded_round(
+    pipeline: boundedgen.BoundedPipeline, work: Workload, prompts: list[list[int]], lags: list[float]
+) -> float:
+    """Tokens a second, every sequence streamed and detokenized by a coroutine of its own."""
+    watcher = asyncio.create_task(lag(lags))
+    began = time.monotonic()
+    tokens = sum(await asyncio.gather(*(consume(pipeline, prompt, work.new) for prompt in prompts)))
+    seconds = time.monotonic() - began
+    watcher.cancel()
+    return tokens / seconds
+
+
+def compare(work: Workload, pairs: int) -> dict[str, Any]:
+    """Interleaved rounds, the first to go changing each time."""
+    raw_rates: list[float] = []
+    rates: list[float] = []
+    lags: list[float] = []
+    raw = RawProcess(work)
+    limits = boundedgen.Limits(running_max=work.sequences)
+    try:
+        with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits) as pipeline:
+            raw.round(work.prompts(0))
+            asyncio.run(bounded_round(pipeline, work, work.prompts(0), []))
+            for pair in range(pairs):
+                prompts = work.prompts(pair + 1)
+                for bounded in (True, False) if pair % 2 else (False, True):
+                    if bounded:
+                        rates.append(asyncio.run(bounded_round(pipeline, work, prompts, lags)))
+                    else:
+                        raw_rates.append(raw.round(prompts))
+    finally:
+        raw.close()
+    ratios = sorted(bounded / bare for bounded, bare in zip(rates, raw_rates, strict=True))
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {
+        "workload": work.name,
+        "pairs": pairs,
+        "raw_tokens_per_s": statistics.median(raw_rates),
+        "tokens_per_s": statistics.median(rates),
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+        "loop_lag_p50_ms": 1000 * statistics.median(lags),
+        "loop_lag_p99_ms": 1000 * statistics.quantiles(lags, n=100)[98],
+    }
+
+
+def lag_in_process(work: Workload) -> float:
+    """p99 in ms of the same loop when the raw loop steps in a thread of its process."""
+    loop = RawLoop(work.model, work.scheduler())
+    loop.round(work.prompts(0), work.new)
+    lags: list[float] = []
+
+    async def watch() -> None:
+        watcher = asyncio.create_task(lag(lags))
+        await asyncio.to_thread(loop.round, work.prompts(1), work.new)
+        watcher.cancel()
+
+    asyncio.run(watch())
+    return 1000 * statistics.quantiles(lags, n=100)[98]
+
+
+def machine() -> dict[str, Any]:
+    import openvino_genai
+
+    versions = {"python": platform.python_version(), "openvino_genai": openvino_genai.__version__}
+    return {"cores": os.cpu_count(), "boundedgen": boundedgen.__version__, **versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[16, 1])
+    parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")
+    parser.add_argument("--json", help="write the figures there")
+    arguments = parser.parse_args()
+    model, vocab, new = (small(), 259, 256) if arguments.small else (smollm2(), 40_000, 64)
+    rows = []
+    for sequences in arguments.sequences:
+        name = f"{'small' if arguments.small else 'SmolLM2'}-{sequences}"
+        work = Workload(name, model, sequences, 64, new, vocab)
+        row = compare(work, arguments.pairs)
+        row["loop_lag_in_process_p99_ms"] = lag_in_process(work)
+        rows.append(row)
+        low, high = row["ratio_quartiles"]
+        print(
+            f"{row['workload']}: raw {row['raw_tokens_per_s']:.1f} tok/s, boundedgen {row['tokens_per_s']:.1f} tok/s, "
+            f"median ratio {row['ratio']:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs; loop lag p50 "
+            f"{row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
+            f"(raw loop in a thread of the process: p99 {row['loop_lag_in_process_p99_ms']:.0f} ms)",
+            flush=True,
+        )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

