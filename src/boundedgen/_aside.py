@@ -16,14 +16,16 @@ class Aside:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._starting = threading.Lock()  # of the one thread; nothing waits while it is held
 
     def run(self, work: Callable[[], object]) -> None:
-        """Queue `work`; returns at once. Only the driver starts work, so that no thread is started twice."""
-        if self._closed:
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+        """Queue `work`; returns at once."""
+        with self._starting:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
         self._queue.put(work)
 
     def close(self) -> None:

@@ -55,6 +55,7 @@ class Flow:
         self._taken = 0
         self._spoken: list[str] = []
         self._flushed = False
+        self._whole: str | None = None  # all of the text, once it is settled and somebody asked
         self._taking = threading.Lock()  # readers among themselves; the driver never takes it
 
     # --- the driver's side ---------------------------------------------------------------------------------------
@@ -91,6 +92,7 @@ class Flow:
             self.token_ids.extend(effect.results[0].token_ids)
             self.first_token_at = now
         self.settled_at = now
+        self.prompt = ()  # it is never admitted again
         self.settled = effect
         self.give_back()
         self.wakers.wake()
@@ -164,10 +166,14 @@ class Flow:
         with self._taking:
             if self._flushed:
                 return "".join(self._spoken)
+            if self._whole is not None:
+                return self._whole
             whole = self._new_text()
             over = self.settled is not None
             text = whole.feed(self.token_ids[:])
-            return text + (whole.flush(stopped=self._stopped_by_string()) if over else "")
+            if over:
+                text = self._whole = text + whole.flush(stopped=self._stopped_by_string())
+            return text
 
     def _stopped_by_string(self) -> bool:
         """The engine ended it at a stop string, and not at a stop token."""

@@ -152,12 +152,14 @@ class Generation:
         return self._completion()
 
     def _completion(self) -> Completion:
-        completion = self._flow.completion()
-        reason = completion.finish_reason
+        self._raise_if_abnormal()
+        return self._flow.completion()
+
+    def _raise_if_abnormal(self) -> None:
+        reason = self.finish_reason
         assert reason is not None
-        if reason.normal:
-            return completion
-        raise self._error(reason, completion)
+        if not reason.normal:
+            raise self._error(reason, self._flow.completion())
 
     def _error(self, reason: FinishReason, partial: Completion) -> BoundedGenError:
         """A fresh one for each who asks, since raising one changes it."""
@@ -271,7 +273,7 @@ class _Stream:
         if chunk is None and self._flow.done and not self._flow.untaken:
             over, self.closed = self.closed, True
             if not over:
-                self._generation._completion()
+                self._generation._raise_if_abnormal()
         return chunk
 
     def close(self) -> None:
