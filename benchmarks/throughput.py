@@ -54,9 +54,11 @@ class RawProcess:
         self._process.wait()
 
 
-async def consume(pipeline: boundedgen.BoundedPipeline, prompt: list[int], new: int) -> int:
+async def consume(pipeline: boundedgen.BoundedPipeline, prompt: list[int], new: int, stream: bool) -> int:
     tokens = 0
     async with pipeline.submit(prompt, max_new_tokens=new, ignore_eos=True) as generation:
+        if not stream:
+            return (await generation).completion_tokens
         async for chunk in generation:
             tokens += len(chunk.token_ids)
     return tokens
@@ -71,18 +73,18 @@ async def lag(lags: list[float]) -> None:
 
 
 async def bounded_round(
-    pipeline: boundedgen.BoundedPipeline, work: Workload, prompts: list[list[int]], lags: list[float]
+    pipeline: boundedgen.BoundedPipeline, work: Workload, prompts: list[list[int]], lags: list[float], stream: bool
 ) -> float:
-    """Tokens a second, every sequence streamed and detokenized by a coroutine of its own."""
+    """Tokens a second; a coroutine for each sequence streams and detokenizes it, or waits for its completion."""
     watcher = asyncio.create_task(lag(lags))
     began = time.monotonic()
-    tokens = sum(await asyncio.gather(*(consume(pipeline, prompt, work.new) for prompt in prompts)))
+    tokens = sum(await asyncio.gather(*(consume(pipeline, prompt, work.new, stream) for prompt in prompts)))
     seconds = time.monotonic() - began
     watcher.cancel()
     return tokens / seconds
 
 
-def compare(work: Workload, pairs: int) -> dict[str, Any]:
+def compare(work: Workload, pairs: int, stream: bool) -> dict[str, Any]:
     """Interleaved rounds, the first to go changing each time."""
     raw_rates: list[float] = []
     rates: list[float] = []
@@ -92,12 +94,12 @@ def compare(work: Workload, pairs: int) -> dict[str, Any]:
     try:
         with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits) as pipeline:
             raw.round(work.prompts(0))
-            asyncio.run(bounded_round(pipeline, work, work.prompts(0), []))
+            asyncio.run(bounded_round(pipeline, work, work.prompts(0), [], stream))
             for pair in range(pairs):
                 prompts = work.prompts(pair + 1)
                 for bounded in (True, False) if pair % 2 else (False, True):
                     if bounded:
-                        rates.append(asyncio.run(bounded_round(pipeline, work, prompts, lags)))
+                        rates.append(asyncio.run(bounded_round(pipeline, work, prompts, lags, stream)))
                     else:
                         raw_rates.append(raw.round(prompts))
     finally:
@@ -106,6 +108,7 @@ def compare(work: Workload, pairs: int) -> dict[str, Any]:
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "workload": work.name,
+        "readers": "stream and detokenize" if stream else "await the completion",
         "pairs": pairs,
         "raw_tokens_per_s": statistics.median(raw_rates),
         "tokens_per_s": statistics.median(rates),
@@ -131,6 +134,17 @@ def lag_in_process(work: Workload) -> float:
     return 1000 * statistics.quantiles(lags, n=100)[98]
 
 
+def show(row: dict[str, Any]) -> None:
+    low, high = row["ratio_quartiles"]
+    print(
+        f"{row['workload']}, readers {row['readers']}: raw {row['raw_tokens_per_s']:.1f} tok/s, boundedgen "
+        f"{row['tokens_per_s']:.1f} tok/s, median ratio {row['ratio']:.3f} [{low:.3f}, {high:.3f}] over "
+        f"{row['pairs']} pairs; loop lag p50 {row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
+        f"(raw loop in a thread of the process: p99 {row['loop_lag_in_process_p99_ms']:.0f} ms)",
+        flush=True,
+    )
+
+
 def machine() -> dict[str, Any]:
     import openvino_genai
 
@@ -150,17 +164,12 @@ def main() -> None:
     for sequences in arguments.sequences:
         name = f"{'small' if arguments.small else 'SmolLM2'}-{sequences}"
         work = Workload(name, model, sequences, 64, new, vocab)
-        row = compare(work, arguments.pairs)
-        row["loop_lag_in_process_p99_ms"] = lag_in_process(work)
-        rows.append(row)
-        low, high = row["ratio_quartiles"]
-        print(
-            f"{row['workload']}: raw {row['raw_tokens_per_s']:.1f} tok/s, boundedgen {row['tokens_per_s']:.1f} tok/s, "
-            f"median ratio {row['ratio']:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs; loop lag p50 "
-            f"{row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
-            f"(raw loop in a thread of the process: p99 {row['loop_lag_in_process_p99_ms']:.0f} ms)",
-            flush=True,
-        )
+        in_process = lag_in_process(work)
+        for stream in (False, True):
+            row = compare(work, arguments.pairs, stream)
+            row["loop_lag_in_process_p99_ms"] = in_process
+            rows.append(row)
+            show(row)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2))
 
