@@ -54,7 +54,8 @@ def real(
         tokenizer_properties={},
         limits=Limits(),
         tokenizer=_no_tokenizer,
-        **({} if fault is None else {"module": MODULE, "fault": fault}),
+        module="boundedgen._engine" if fault is None else MODULE,
+        fault=fault,
     )
 
 
@@ -117,10 +118,11 @@ class Life:
             assert not any(isinstance(report, Exited) for report in self.turn()), self.reports[-3:]
 
     def at_rest(self) -> Progress:
-        """The report of the step after the last stay was gone."""
-        report = self.until(lambda report: isinstance(report, Progress) and report.held == () and not report.scheduled)
-        assert isinstance(report, Progress)
-        return report
+        """The last word of an engine that has nothing inside and says nothing more."""
+        end = time.monotonic() + PATIENCE_S
+        while self.turn(0.1) or not self.all(Progress) or self.all(Progress)[-1].held != ():
+            assert time.monotonic() < end, self.reports[-3:]
+        return self.all(Progress)[-1]
 
     def exited(self, timeout: float = 5.0) -> Exited:
         report = self.until(lambda report: isinstance(report, Exited), timeout)

@@ -8,7 +8,6 @@ request of several sequences (beams, num_return_sequences) shows nothing until i
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import json
 import re
@@ -17,11 +16,12 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import openvino as ov  # type: ignore[import-untyped]
-import openvino_genai as genai  # type: ignore[import-untyped]
+import openvino as ov  # type: ignore[import-untyped,unused-ignore]
+import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
 from boundedgen._core._events import EngineFacts, SequenceResult
 from boundedgen._engine import _pools
+from boundedgen._engine._devices import diagnose
 from boundedgen._engine._findings import untested
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen.abc import Request
@@ -250,10 +250,6 @@ def load(spec: Mapping[str, Any]) -> GenAIEngine:
 
 
 def _diagnosed(device: str, text: str) -> BootRefusedError:
-    try:
-        diagnose = importlib.import_module("boundedgen._engine._devices").diagnose
-    except ImportError:
-        return BootRefusedError("device" if "OpenCL" in text else "model", text, permanent=True)
     return BootRefusedError(*diagnose(device, text))
 
 

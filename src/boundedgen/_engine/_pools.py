@@ -23,6 +23,7 @@ PROBE = 1  #: blocks of every pool that the probe needs: one token of prompt, on
 MULTIPLIER = 8  #: the engine's least automatic cache_interval_multiplier
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 _HUGE = 1 << 62
+_DEFAULT_SEQS = _DEFAULT_BATCHED = 256  # SchedulerConfig's
 _LONGEST = 16_384  #: tokens spent at most on learning the KV pool of a hybrid
 _MODEST = 2048  #: tokens spent at most on checking its block size
 _PATIENCE_S = 10.0
@@ -35,7 +36,7 @@ class Plan:
     scheduler: Mapping[str, Any]
     hybrid: bool
     caching: bool
-    max_num_seqs: int  #: the user's
+    max_num_seqs: int  #: the user's; one less where the probe's could not come on top
     kv: int | None  #: blocks in all; None: to be learned
     linear: int | None  #: the same; None on plain models and where the engine decides
     multiplier: int = MULTIPLIER
@@ -65,14 +66,21 @@ def plan(scheduler: Mapping[str, Any], *, hybrid: bool, insist_prefix_caching: b
     blocks = int(settings.get("num_kv_blocks") or 0)
     if not blocks and not settings.get("cache_size"):
         raise ValueError("the cache needs a bound: set num_kv_blocks or cache_size")
-    seqs = int(settings.get("max_num_seqs", 256))
-    settings["max_num_seqs"] = seqs + 1 if seqs < _HUGE else seqs
+    seqs = int(settings.get("max_num_seqs", _DEFAULT_SEQS))
+    settings["max_num_seqs"] = grown = min(seqs + PROBE, max(seqs, _most_seqs(settings)))
     if blocks:
         settings["num_kv_blocks"] = blocks + PROBE
     kv = blocks + PROBE if blocks else None
     caching = bool(settings.get("enable_prefix_caching", False))
-    base = Plan(settings, hybrid, caching, seqs, kv, None)
+    base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None)
     return _plan_hybrid(base, blocks, insist_prefix_caching, version) if hybrid else base
+
+
+def _most_seqs(settings: Mapping[str, Any]) -> int:
+    """Without dynamic_split_fuse the engine wants max_num_seqs <= max_num_batched_tokens."""
+    if settings.get("dynamic_split_fuse", True):
+        return _HUGE
+    return int(settings.get("max_num_batched_tokens", _DEFAULT_BATCHED))
 
 
 def _plan_hybrid(base: Plan, kv_asked: int, insist: bool, version: str) -> Plan:
