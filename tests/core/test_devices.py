@@ -162,8 +162,10 @@ def test_a_model_that_cannot_be_loaded_comes_with_a_remedy(words: str, advice: s
 
 
 def test_the_engines_words_lose_the_places_in_its_sources_and_are_bounded() -> None:
-    raw = "RuntimeError: Exception from src/cpp/core.cpp:84:\nCheck 'ok' failed at src/a/b.cpp:900:\nIncorrect weights!\n\n"
-    assert devices.engine_words(raw) == "Check 'ok' Incorrect weights!"
+    said = (
+        "RuntimeError: Exception from src/core.cpp:84:\nCheck 'ok' failed at src/a/b.cpp:900:\nIncorrect weights!\n\n"
+    )
+    assert devices.engine_words(said) == "Check 'ok' Incorrect weights!"
     assert len(devices.engine_words("x" * 5000)) == 600
 
 

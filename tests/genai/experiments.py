@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov  # type: ignore[import-untyped,unused-ignore]
 import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 from genai import raw
-from genai.raw import add, finish, pipeline, proved, pump, status, step_error, steps, unread, usage
+from genai.raw import add, finish, pipeline, proved, pump, shared, status, step_error, steps, unread, usage
 
 # --- the interpreter -------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ def device_name() -> str:
 def stop_keeps_blocks(
     device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    pipe = pipeline(model, device, properties, num_kv_blocks=8, max_num_seqs=4)
+    pipe = shared(model, device, properties, num_kv_blocks=8, max_num_seqs=4)
     handle = add(pipe, 1, 10, 100)
     steps(pipe, 3)
     before, held = usage(pipe), proved(handle)
@@ -143,7 +143,7 @@ def usage_of(pipe: Any, length: int) -> float:
 
 def proof_of(how: str) -> list[bool]:
     """Whether removal is proved before, and after the step in which the request ends `how`."""
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     other = add(pipe, 1, 200, 50) if how == "stopped while waiting" else None
     steps(pipe, 2 if other else 0)
     handle = add(pipe, 2, {"ignored": 500, "stopped while waiting": 60}.get(how, 10), 3 if how == "finished" else 100)
@@ -159,7 +159,7 @@ def proof_of(how: str) -> list[bool]:
 
 def stop_throws_away(finished: bool) -> dict[str, Any]:
     """What a stop does to tokens that were not read: readable before, at once after, and after the next step."""
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     handle = add(pipe, 1, 10, 4 if finished else 40)
     steps(pipe, 4)
     before = handle.can_read()
@@ -175,7 +175,7 @@ def stop_throws_away(finished: bool) -> dict[str, Any]:
 
 
 def drop_the_handle() -> list[int]:
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     handle = add(pipe, 1, 10, 100)
     steps(pipe, 2)
     before = usage(pipe)[0]
@@ -194,7 +194,7 @@ def idle_step(caching: bool) -> list[Any]:
 
 
 def thousand_idle_steps() -> float:
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     finish(pipe, add(pipe, 1, 50, 5))
     began = time.monotonic()
     steps(pipe, 1000)
@@ -205,7 +205,7 @@ def thousand_idle_steps() -> float:
 
 
 def scheduled_at_once(max_num_seqs: int, requests: int) -> int:
-    pipe = pipeline(num_kv_blocks=64, max_num_seqs=max_num_seqs)
+    pipe = shared(num_kv_blocks=64, max_num_seqs=max_num_seqs)
     handles = [add(pipe, i, 10, 5) for i in range(requests)]
     pipe.step()
     assert len(handles) == requests
@@ -220,7 +220,7 @@ def fits(
     model: str = raw.PLAIN,
     properties: dict[str, str] | None = None,
 ) -> list[Any]:
-    pipe = pipeline(model, device, properties, num_kv_blocks=blocks, max_num_seqs=2)
+    pipe = shared(model, device, properties, num_kv_blocks=blocks, max_num_seqs=4)
     handle = add(pipe, 1, prompt, new)
     tokens = finish(pipe, handle)[0]
     return [status(handle), len(tokens)]
@@ -230,12 +230,12 @@ def one_block(
     blocks: int, device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None
 ) -> list[float]:
     """cache_usage with one block in use, and the block size."""
-    pipe = pipeline(model, device, properties, num_kv_blocks=blocks)
+    pipe = shared(model, device, properties, num_kv_blocks=blocks)
     return [usage_of(pipe, 5), block(pipe)]
 
 
 def never_fitting_prompt() -> dict[str, Any]:
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     running = add(pipe, 1, 100, 20)
     steps(pipe, 2)
     giant, behind = add(pipe, 2, 500, 5), add(pipe, 3, 10, 5)
@@ -307,7 +307,7 @@ def odd_requests() -> dict[str, str]:
 
 
 def several_sequences(**fields: Any) -> dict[str, Any]:
-    pipe = pipeline(num_kv_blocks=64)
+    pipe = shared(num_kv_blocks=64)
     handle = add(pipe, 1, 10, 12, **fields)
     seen = []
     while pipe.has_non_finished_requests():
@@ -317,7 +317,7 @@ def several_sequences(**fields: Any) -> dict[str, Any]:
 
 
 def sampled(*seeds: int | None) -> list[list[int]]:
-    pipe = pipeline(num_kv_blocks=64)
+    pipe = shared(num_kv_blocks=64)
     found = []
     for request, seed in enumerate(seeds):
         fields = {} if seed is None else {"rng_seed": seed}
@@ -329,7 +329,7 @@ def sampled(*seeds: int | None) -> list[list[int]]:
 
 def logprobs(asked: int) -> list[list[float]]:
     """Of each read of one request."""
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     handle = add(pipe, 1, 10, 4, logprobs=asked)
     found = []
     while pipe.has_non_finished_requests():
@@ -340,7 +340,7 @@ def logprobs(asked: int) -> list[list[float]]:
 
 def text_against_generate() -> list[int]:
     """Prompt tokens of the same text: by add_request, by generate, and through the tokenizer as it is."""
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     handle = pipe.add_request(1, "hello", raw.config(2))
     finish(pipe, handle)
     generated = pipe.generate(["hello"], [raw.config(2)])[0]
@@ -350,7 +350,7 @@ def text_against_generate() -> list[int]:
 
 def greedy(device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, str] | None = None) -> list[list[int]]:
     """Tokens of a few greedy requests that run together."""
-    pipe = pipeline(model, device, properties, num_kv_blocks=64, max_num_seqs=4)
+    pipe = shared(model, device, properties, num_kv_blocks=64, max_num_seqs=4)
     return finish(pipe, *(add(pipe, i, length, 12) for i, length in enumerate((1, 15, 40))))
 
 

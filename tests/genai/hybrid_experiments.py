@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 from genai import raw
-from genai.raw import HYBRID, add, finish, pipeline, pump, status, step_error, steps, unread, usage
+from genai.raw import HYBRID, add, finish, pipeline, pump, shared, status, step_error, steps, unread, usage
 
 CRASHING = ((60, 80), (100, 80), (100, 20))  #: prompt and new tokens; each fits alone in 8 blocks
 
@@ -19,7 +19,7 @@ def pool_size(**scheduler: Any) -> int:
 
 
 def pool_size_of_a_plain_model() -> int:
-    pipe = pipeline(num_kv_blocks=8)
+    pipe = shared(num_kv_blocks=8)
     finish(pipe, add(pipe, 1, 5, 2))
     return int(pipe.get_metrics().la_peak_pool_blocks)
 
@@ -38,7 +38,7 @@ def usage_follows_the_fuller_pool() -> list[float]:
 
 def blocks_with_caching(tokens: int, multiplier: int) -> float:
     """LA blocks that a prompt of so many tokens takes, of 64."""
-    pipe = pipeline(
+    pipe = shared(
         HYBRID,
         num_kv_blocks=640,
         enable_prefix_caching=True,
@@ -46,7 +46,7 @@ def blocks_with_caching(tokens: int, multiplier: int) -> float:
         num_linear_attention_blocks=64,
         max_num_batched_tokens=4096,
     )
-    handle = add(pipe, 1, tokens, 1)
+    handle = add(pipe, 1, raw.ids(tokens, seed=tokens), 1)
     pipe.step()
     assert status(handle) == "FINISHED"
     return usage(pipe)[1] * 64 / 100
@@ -54,7 +54,7 @@ def blocks_with_caching(tokens: int, multiplier: int) -> float:
 
 def jam(stop_one: bool) -> dict[str, Any]:
     """Two orphans hold both linear-attention blocks while the KV cache is nearly empty; a one-token request comes."""
-    pipe = pipeline(HYBRID, num_kv_blocks=512, max_num_seqs=2)
+    pipe = shared(HYBRID, num_kv_blocks=512, max_num_seqs=2)
     orphans = [add(pipe, i, 20, 2000) for i in range(2)]
     steps(pipe, 5)
     newcomer = add(pipe, 9, 10, 1)
@@ -76,7 +76,7 @@ def jam(stop_one: bool) -> dict[str, Any]:
 
 
 def all_stop_while_others_wait() -> list[str]:
-    pipe = pipeline(HYBRID, num_kv_blocks=512, max_num_seqs=2)
+    pipe = shared(HYBRID, num_kv_blocks=512, max_num_seqs=2)
     orphans = [add(pipe, i, 20, 2000) for i in range(2)]
     steps(pipe, 5)
     waiting = [add(pipe, 10 + i, 10, 1) for i in range(4)]
@@ -128,7 +128,7 @@ def repeated_prompts_differ(model: str, caching: bool, lengths: list[int], **sch
 def reserved_traffic(seed: int, requests: int) -> list[str]:
     """Mixed traffic that holds blocks of both pools for each request until its removal is proved: how each ended."""
     kv, la = 16, 4
-    pipe = pipeline(HYBRID, num_kv_blocks=kv, max_num_seqs=la)
+    pipe = shared(HYBRID, num_kv_blocks=kv, max_num_seqs=la)
     random = np.random.default_rng(seed)
     queue = [
         (int(p), int(n))

@@ -46,6 +46,23 @@ def pipeline(
     return genai.ContinuousBatchingPipeline(model, settings, device, dict(F32 if properties is None else properties))
 
 
+_shared: dict[str, Any] = {}
+
+
+def shared(
+    model: str = PLAIN, device: str = "CPU", properties: Mapping[str, Any] | None = None, **scheduler: Any
+) -> Any:
+    """An idle pipeline of these settings, loaded once a laboratory: for experiments that do it no harm."""
+    key = json.dumps([model, device, properties, scheduler])
+    pipe = _shared.pop(key, None) or pipeline(model, device, properties, **scheduler)
+    if pump(pipe, within=3):
+        pipe = pipeline(model, device, properties, **scheduler)
+    pipe.step()
+    assert usage(pipe) == (0, 0.0)
+    _shared[key] = pipe
+    return pipe
+
+
 def config(max_new_tokens: int, **fields: Any) -> genai.GenerationConfig:
     """Greedy, to its full length whatever the model says."""
     made = genai.GenerationConfig()
