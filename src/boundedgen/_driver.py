@@ -55,6 +55,7 @@ class Driver:
         self._poller = select.epoll()
         self._poller.register(self._bell, select.EPOLLIN)
         self._polled: frozenset[int] = frozenset()
+        self._silent = False  # the engine was just seen to say nothing: each call less is one wait less for busy threads
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         now = clock.now()
@@ -145,7 +146,9 @@ class Driver:
         finally:
             if writes is not None:
                 self._poller.unregister(writes)
-        if any(fd == self._bell for fd, _ in events):
+        woken_by = {fd for fd, _ in events}
+        self._silent = bool(self._polled) and not woken_by & self._polled
+        if self._bell in woken_by:
             os.eventfd_read(self._bell)
 
     def _poll_for(self, wanted: frozenset[int]) -> None:
@@ -176,6 +179,9 @@ class Driver:
         if link is None:
             return
         self.governor.pulse(link.pulse(), now)
+        silent, self._silent = self._silent, False
+        if silent and self.governor.watch.verdict(now) is None:
+            return
         for report in link.receive():
             self.governor.receive(report, now)
             if isinstance(report, ev.Exited):
