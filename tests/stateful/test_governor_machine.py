@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import evolve
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -31,6 +30,7 @@ LIMITS = Limits(
     boot=10.0, first_step=4.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
     reclaim=2.0, reclaim_steps=3, reap=2.0, lease_grace=2.0,
 )  # fmt: skip
+BOOT_FAULTS = (K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES)
 TOTAL_MAX = 40.0  #: every submission is bounded, so that liveness has a date
 
 KV = ev.PoolFacts("kv", 13, 4)
@@ -39,7 +39,7 @@ POOLS = {
     "hybrid, a block a sequence": (KV, ev.PoolFacts("linear_attention", 3, None)),
     "hybrid, cached": (KV, ev.PoolFacts("linear_attention", 6, 8)),
 }
-FAULTS = [k for k in K if k is not K.LATE_WORDS and k is not K.UNKILLABLE]
+FAULTS = [k for k in K if k is not K.LATE_WORDS and k is not K.UNKILLABLE and k not in BOOT_FAULTS]
 
 
 def natural_length(prompt: Sequence[int]) -> int | None:
@@ -66,10 +66,19 @@ class GovernorMachine(RuleBasedStateMachine):
         step_s=st.sampled_from([0.1, 0.4, 1.5]),
         pipe_s=st.sampled_from([0.0, 0.003]),
         patience=st.sampled_from([2, 50, 50]),
-        faults=st.lists(st.sampled_from([K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES]), max_size=1),
+        faults=st.sampled_from([(), (), (), (K.STILLBORN,), (K.BOOT_FAILS,), (K.BOOT_DIES,)]),
+        booted=st.booleans(),
     )
     def begin(
-        self, pools: str, running_max: int, batch: int, step_s: float, pipe_s: float, patience: int, faults: list[K]
+        self,
+        pools: str,
+        running_max: int,
+        batch: int,
+        step_s: float,
+        pipe_s: float,
+        patience: int,
+        faults: tuple[K, ...],
+        booted: bool,
     ) -> None:
         self.clock = VirtualClock()
         self.model = SimModel(
@@ -98,6 +107,7 @@ class GovernorMachine(RuleBasedStateMachine):
         self._feed(lambda: self.governor.start(self.now))
         self._carry_out()
         self._sleep()
+        self._advance_to(self.now + (4.0 if booted else 0.0))
 
     # --- the driver ----------------------------------------------------------------------------------------------
 
@@ -191,10 +201,11 @@ class GovernorMachine(RuleBasedStateMachine):
             assert set(self.governor.stays) == {s.id for s in oracle.open_stays()}
 
     def _advance_to(self, until: float) -> None:
-        """Let time pass; the driver, unless it is stopped, wakes at every report and whenever it asked to."""
+        """Let time pass; the driver wakes at every report and whenever it asked to; a stopped one, at the end."""
         if self.stopped:
             self.clock.advance_to(until)
             self._the_engine.run(until)
+            self._wake()
             return
         spins = 0
         while (at := self._next_wake(until)) is not None:
@@ -242,8 +253,8 @@ class GovernorMachine(RuleBasedStateMachine):
         sequences=st.sampled_from([1, 1, 1, 2, 3]),
         bounds=bounds | loose,
         priority=st.sampled_from([0, 0, 0, 1]),
-        ttl=st.none() | st.sampled_from([0.5, 2.0, 5.0]),
-        which=st.integers(0, 5),
+        ttl=st.sampled_from([None, None, 0.5, 5.0]),
+        which=st.integers(0, 9),
         cleared=st.sampled_from([True, True, True, False]),
         poison=st.sampled_from([False] * 9 + [True]),
     )
@@ -396,32 +407,48 @@ class GovernorMachine(RuleBasedStateMachine):
     @rule(seconds=spans | st.just(25.0))
     def resume_the_driver(self, seconds: float) -> None:
         self._advance_to(self.now + seconds)
-        self._wake()
+
+    @rule(seconds=spans)
+    def work_for(self, seconds: float) -> None:
+        self._work_for(seconds)
+
+    def _work_for(self, seconds: float) -> None:
+        """Three long generations, then time."""
+        for _ in range(3):
+            submission = self._new(prompt_tokens=5, max_new_tokens=25, bounds=Bounds(total=TOTAL_MAX))
+            self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
+        self._advance_to(self.now + seconds)
 
     # --- rules: faults -------------------------------------------------------------------------------------------
 
     @rule(
         kind=st.sampled_from(FAULTS),
         ahead=st.integers(1, 4),
-        seconds=st.sampled_from([0.5, 7.0]),
+        seconds=st.sampled_from([0.5, 20.0]),
         steps=st.integers(1, 4),
+        load=st.booleans(),
     )
-    def inject(self, kind: K, ahead: int, seconds: float, steps: int) -> None:
+    def inject(self, kind: K, ahead: int, seconds: float, steps: int, load: bool) -> None:
         engine = self._the_engine
-        fault = Fault(kind=kind, at_step=engine.pulse(self.now).steps_begun + ahead, seconds=seconds, steps=steps)
-        if kind in (K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES):
-            self.next_faults.append(evolve(fault, at_step=1, permanent=ahead == 4))
-        else:
-            engine.faults.append(fault)
+        at_step = engine.pulse(self.now).steps_begun + ahead
+        engine.faults.append(Fault(kind=kind, at_step=at_step, seconds=seconds, steps=steps))
+
+        if load:
+            self._work_for(3.5)
+
+    @rule(kind=st.sampled_from(BOOT_FAULTS), permanent=st.sampled_from([False, False, True]))
+    def spoil_the_next_boot(self, kind: K, permanent: bool) -> None:
+        self.next_faults.append(Fault(kind=kind, permanent=permanent))
 
     @rule(sure=st.sampled_from([False, False, False, True]))
     def make_unkillable(self, sure: bool) -> None:
         if sure:
             self._the_engine.faults.append(Fault(kind=K.UNKILLABLE))
 
-    @rule()
-    def kill_from_outside(self) -> None:
-        self._the_engine.kill(self.now)
+    @rule(sure=st.sampled_from([False, False, True]))
+    def kill_from_outside(self, sure: bool) -> None:
+        if sure:
+            self._the_engine.kill(self.now)
 
     @rule(delay=st.sampled_from([0.0, 0.5, 4.0]))
     def set_restart_delay(self, delay: float) -> None:
@@ -492,8 +519,8 @@ def _prompt(submission: Submission) -> tuple[int, ...]:
 _DEEP = os.environ.get("BOUNDEDGEN_EXAMPLES")
 TestGovernor = GovernorMachine.TestCase
 TestGovernor.settings = settings(
-    max_examples=int(_DEEP or 200),
-    stateful_step_count=int(os.environ.get("BOUNDEDGEN_STEPS", 60)),
+    max_examples=int(_DEEP or 250),
+    stateful_step_count=int(os.environ.get("BOUNDEDGEN_STEPS", 50)),
     derandomize=_DEEP is None,
     database=None,
     deadline=None,

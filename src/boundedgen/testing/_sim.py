@@ -317,7 +317,7 @@ class SimEngine:
         return tuple(SequenceResult(text, (-0.5,) * len(text), -float(n)) for n, text in enumerate(texts))
 
     def _ignore_one(self) -> None:
-        for stay, row in self._rows.items():
+        for stay, row in reversed(self._rows.items()):
             if not row.over and row.stop_taken_at is None and self._take(K.IGNORE, frozenset((stay,))) is not None:
                 self.scheduler.forget(stay)
                 row.over = True
