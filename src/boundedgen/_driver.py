@@ -55,7 +55,7 @@ class Driver:
         self._poller = select.epoll()
         self._poller.register(self._bell, select.EPOLLIN)
         self._polled: frozenset[int] = frozenset()
-        self._silent = False  # the engine was just seen to say nothing: each call less is one wait less for busy threads
+        self._silent = False  # the engine was seen to say nothing; each call to it would wait for busy threads
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         now = clock.now()
