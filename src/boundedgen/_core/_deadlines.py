@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+SLACK = 64  #: entries that an agenda may keep of keys that are gone
+
 
 class Agenda(Generic[K]):
     """One instant a key, earliest first. Moving an instant later costs O(1): a surfacing entry is looked at again."""
@@ -30,9 +32,18 @@ class Agenda(Generic[K]):
             self._push(key, at)
 
     def _push(self, key: K, at: float) -> None:
+        if len(self._heap) > SLACK + 4 * len(self._at):
+            self._forget_what_no_longer_counts()
         self._entered[key] = at
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, key))
+
+    def _forget_what_no_longer_counts(self) -> None:
+        """Long deadlines of keys that are gone would stay until they surface."""
+        self._heap = [(at, order, key) for order, (key, at) in enumerate(self._at.items())]
+        self._order = len(self._heap)
+        self._entered = dict(self._at)
+        heapq.heapify(self._heap)
 
     def _settle_top(self) -> None:
         """Drop or re-enter entries at the top that no longer say what is true."""
