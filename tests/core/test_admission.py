@@ -1,12 +1,12 @@
 """What is reserved: exact, all or nothing, never more than there is."""
 
 import pytest
+from core.governed import facts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boundedgen._core._admission import Capacity, Ledger, blocks_needed
 from boundedgen._core._events import PoolFacts
-from core.governed import facts
 
 LA = PoolFacts("linear_attention", 4, None)
 CACHED = PoolFacts("linear_attention", 6, 8)
