@@ -11,6 +11,7 @@ from boundedgen._generation_fields import F32_LEAST, FIELDS, NEUTRAL, UNSET, Fie
 from boundedgen._prompt import messages, token_ids
 
 __all__ = [
+    "engine_fields",
     "generation_fields",
     "messages",
     "results_of",
@@ -76,6 +77,11 @@ def generation_fields(
         fields["logprobs"] = min(fields["logprobs"], 1)
     fields.pop("apply_chat_template", None)
     return fields
+
+
+def engine_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` as the engine gets them: it cuts at whole tokens, so it keeps stop strings and TextStream cuts."""
+    return {**fields, "include_stop_str_in_output": True} if fields.get("stop_strings") else dict(fields)
 
 
 def wants_chat_template(config: object | Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> bool:
@@ -202,7 +208,10 @@ def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:
     groups = fields.get("num_beam_groups", 1)
     if beams % groups:
         raise InvalidRequest(f"num_beam_groups is {groups}, which does not divide num_beams ({beams})")
-    if groups > 1 and not fields.get("diversity_penalty"):
-        raise InvalidRequest(f"num_beam_groups is {groups}: set diversity_penalty to something but 0")
+    if (groups > 1) != bool(fields.get("diversity_penalty")):
+        raise InvalidRequest(
+            f"num_beam_groups is {groups} and diversity_penalty {fields.get('diversity_penalty', 0.0):g}: set both "
+            "(more than 1, not 0) for groups of beams, or neither"
+        )
     if results > beams:
         raise InvalidRequest(f"num_return_sequences is {results}, more than num_beams ({beams}); lower it")

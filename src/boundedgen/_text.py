@@ -110,13 +110,15 @@ def _load(path: Path, properties: dict[str, Any]) -> Any:
     try:
         import openvino_genai  # type: ignore[import-untyped,unused-ignore]
 
-        return openvino_genai.Tokenizer(path, **properties)
+        inner = openvino_genai.Tokenizer(path, **properties)
+        inner.decode(inner.encode("a").input_ids)  # where a file is missing, only its use says so
     except Exception as error:
         raise ModelLoadFailed(
             f"the tokenizer of {str(path)!r} could not be loaded: {error}. An IR folder needs openvino_tokenizer.xml "
             "and openvino_detokenizer.xml (`convert_tokenizer --with-detokenizer` makes them), a GGUF file its "
             "tokenizer fields"
         ) from error
+    return inner
 
 
 def _vocab_size(inner: Any, path: Path) -> int | None:
@@ -226,10 +228,12 @@ class _Stops:
     def flush(self, stopped: bool) -> str:
         """`stopped`: the engine ended at a stop string, so what is held back is the part of it that it left in."""
         rest, self._held = self._held, ""
-        if not (stopped and rest):
+        if not stopped or self.matched is not None:
             return rest
-        self.matched = next(s for s in self._strings if s.startswith(rest))
-        return self.matched if self._include else ""
+        ended = [s for s in self._strings if s.startswith(rest)] if rest else list(self._strings)
+        if rest or len(ended) == 1:  # with nothing left of several, there is no telling which it was
+            self.matched = ended[0]
+        return self.matched if self._include and self.matched is not None else ""
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
         """The match that ends first; of those the longest: it is the one that the engine saw."""
@@ -260,7 +264,8 @@ class TextStream:
 
     The engine cuts at whole tokens: it leaves the part of a stop string that shares a token with text before it (stop
     "ung " gave " a young"), and all of one that lies inside a token, with what follows it (stop "cov" gave
-    " discovered"). Measured with openvino-genai 2026.4.1, include_stop_str_in_output on and off.
+    " discovered"), and without include_stop_str_in_output also drops text before it (stop "w" took the space of
+    " woman"). So the engine is always asked to include it, and the text is cut here. Measured with 2026.4.1.
     """
 
     def __init__(

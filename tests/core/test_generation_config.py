@@ -33,6 +33,7 @@ MODEL = {
     "transformers_version": "4",
 }
 VOCABULARY = 259
+LIMITS = Limits(max_new_tokens=1000)
 SECRET = "correct horse battery staple"
 
 
@@ -40,7 +41,7 @@ def fields(
     config: object = None,
     *,
     defaults: Mapping[str, Any] = MODEL,
-    limits: Limits = Limits(max_new_tokens=1000),
+    limits: Limits = LIMITS,
     prompt_tokens: int = 10,
     seed: int = 77,
     **keywords: Any,
@@ -178,7 +179,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 17}, r"17 sequences .*Limits.sequences_max"),
     ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences is 3, more than num_beams"),
     ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups is 3, which does not divide"),
-    ({"num_beams": 4, "num_beam_groups": 2}, "set diversity_penalty"),
+    ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups is 2 and diversity_penalty 0: set both"),
+    ({"num_beams": 4, "diversity_penalty": 1.0}, "num_beam_groups is 1 and diversity_penalty 1: set both"),
     ({"num_beams": 2, "do_sample": True}, "do_sample is True with num_beams=2"),
     ({"num_beams": 2, "repetition_penalty": 1.1}, "repetition_penalty is 1.1 with num_beams=2"),
     ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size"),
@@ -236,22 +238,28 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_the_engine_could_not_take_is_refused_by_name_as_mapping_and_as_keywords(
     given: dict[str, Any], words: str
 ) -> None:
-    for call in (lambda: fields(given), lambda: fields(**given)):
+    for mapping, keywords in ((given, {}), (None, given)):
         with pytest.raises(InvalidRequest, match=words) as caught:
-            call()
+            fields(mapping, **keywords)
         assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("config", [7, "greedy", ["x"], object()])
 def test_what_is_no_configuration_is_refused(config: object) -> None:
     with pytest.raises(
-        InvalidRequest, match="generation_config must be an openvino_genai.GenerationConfig or a mapping"
+        InvalidRequest, match=r"generation_config must be an openvino_genai.GenerationConfig or a mapping"
     ):
         fields(config)
 
 
 def test_switched_off_fields_that_are_not_supported_are_let_through_and_dropped() -> None:
-    given = {"echo": False, "adapters": None, "parsers": [], "num_assistant_tokens": 0, "relevance_weight": 0.5}
+    given: dict[str, Any] = {
+        "echo": False,
+        "adapters": None,
+        "parsers": [],
+        "num_assistant_tokens": 0,
+        "relevance_weight": 0.5,
+    }
     assert fields(given) == fields()
 
 
