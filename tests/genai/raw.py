@@ -52,7 +52,12 @@ _shared: dict[str, Any] = {}
 def shared(
     model: str = PLAIN, device: str = "CPU", properties: Mapping[str, Any] | None = None, **scheduler: Any
 ) -> Any:
-    """An idle pipeline of these settings, loaded once a laboratory: for experiments that do it no harm."""
+    """An idle pipeline of these settings, loaded once a laboratory: for experiments that do it no harm.
+
+    On the emulated GPU it is always a fresh one: live pipelines slow each other down there.
+    """
+    if device != "CPU":
+        return pipeline(model, device, properties, **scheduler)
     key = json.dumps([model, device, properties, scheduler])
     pipe = _shared.pop(key, None) or pipeline(model, device, properties, **scheduler)
     if pump(pipe, within=3):

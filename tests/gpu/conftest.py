@@ -8,6 +8,7 @@
                       inherits them, and gives the properties:
                       `BoundedPipeline(path, device="GPU", properties=emulated_gpu)`.
 
+Keep one GPU pipeline alive at a time: on the emulated device live ones slow each other down by a factor of ten.
 The GPU plugin must never be loaded in the test process itself: LD_PRELOAD acts on newly executed processes only.
 Every test in this folder is marked `gpu` and has 300 s, since it may be the one that compiles the kernels.
 """
