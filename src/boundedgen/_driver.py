@@ -200,10 +200,8 @@ class Driver:
 
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
-        while pending := [lease for lease in self.governor.leases_due(now) if not self._condemned(lease, now)]:
-            self._take_commands(now)
-            if all(lease in self.governor.leases_due(now) for lease in pending):
-                return
+        while not all([self._condemned(lease, now) for lease in self.governor.leases_due(now)]):
+            self._take_commands(now)  # each round needs a renewal that was not there in the last one
         for sequence in list(self._unread.due(now)):
             self._judge_reader(sequence, now)
         if self._policy_due is not None and now >= self._policy_due:
