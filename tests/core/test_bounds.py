@@ -19,7 +19,8 @@ bounds = st.builds(Bounds, total=value, queued=value, first_token=value, next_to
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seconds_and_timedeltas_mean_the_same(kind: str) -> None:
-    assert Bounds(**{kind: timedelta(minutes=1)}) == Bounds(**{kind: 60}) == Bounds(**{kind: 60.0})
+    minute: dict[str, Any] = {kind: timedelta(minutes=1)}
+    assert Bounds(**minute) == Bounds(**{kind: 60}) == Bounds(**{kind: 60.0})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +43,7 @@ def test_zero_negative_and_infinite_bounds_are_legal(legal: float) -> None:
 
 def test_bounds_are_given_by_name_only() -> None:
     with pytest.raises(TypeError):
-        Bounds(5)  # type: ignore[misc]
+        Bounds(5)
 
 
 @given(bounds, bounds)
@@ -76,8 +77,9 @@ def test_a_limit_that_makes_no_sense_is_refused_by_name(limit: str, wrong: Any) 
 
 @pytest.mark.parametrize("limit", [a.name for a in fields(Limits) if a.default is not None])
 def test_only_limits_that_default_to_none_may_be_none(limit: str) -> None:
+    nothing: dict[str, Any] = {limit: None}
     with pytest.raises(TypeError, match=rf"Limits\.{limit}\b"):
-        Limits(**{limit: None})
+        Limits(**nothing)
 
 
 def test_whole_numbers_are_not_given_as_fractions() -> None:

@@ -32,8 +32,14 @@ class Governor(Reporting):
 
     def give_up(self, kind: str, detail: str, now: float) -> None:
         """Something the pipeline cannot do without can never be had (the tokenizer, for one)."""
+        death = Death(ev.Cause.BOOT, detail, permanent=True, kind=kind)
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
-            self._kill(Death(ev.Cause.BOOT, detail, permanent=True, kind=kind), now)
+            self._kill(death, now)
+        elif self.life.phase is EnginePhase.DYING:
+            self.life.death = death
+        elif self.life.phase is EnginePhase.DOWN:
+            self.life.death = death
+            self._fail(now, detail)
 
     def start(self, now: float) -> None:
         """Start the first incarnation."""
@@ -85,6 +91,7 @@ class Governor(Reporting):
         self.tally.leases["granted"] += 1
         if row.ended:  # revoked before it got here
             self.tally.leases["revoked"] += 1
+            self._effects.append(ev.EndLease(row.id, "revoked"))
         else:
             self.leases.grant(row, self.clock.at(now))
 
@@ -133,7 +140,7 @@ class Governor(Reporting):
 
     def receive(self, report: ev.Report, now: float) -> None:
         """A report of another incarnation, or of one that is being killed, changes nothing (but its exit counts)."""
-        if report.incarnation != self.life.incarnation or self.life.over:
+        if report.incarnation != self.life.incarnation:
             return
         if isinstance(report, ev.Exited):
             self._exited(report, now)

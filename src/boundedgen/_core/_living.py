@@ -97,13 +97,12 @@ class Living(Occupying):
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
             self._dying(Death(ev.Cause.DIED, _how(report)), now)
             self.tally.kills[ev.Cause.DIED.value] += 1
-        if self.life.phase is not EnginePhase.DYING:
-            return
-        for stay in list(self.stays.values()):
+        for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)
         self.ledger.capacity = None
-        self._after_death(now)
-        self._became()
+        if self.life.phase is EnginePhase.DYING:
+            self._after_death(now)
+            self._became()
 
     def _after_death(self, now: float) -> None:
         death = self.life.death
@@ -120,6 +119,7 @@ class Living(Occupying):
     def _fail(self, now: float, detail: str) -> None:
         """Give up: everything is settled, and nothing is accepted any more."""
         move(self.life, EnginePhase.FAILED)
+        self.life.respawn_at = None
         self._settle_all(Why.ENGINE_FAILED, now, detail)
         self.failed_because = detail
         self._became()
