@@ -163,13 +163,15 @@ def quote() -> str:
     values = Limits()
     first = step_budget(values, Pulse(steps_begun=1, scheduled=SERVING, attention=SERVING * CONTEXT))
     after = values.reap + POLICY_ANSWER + FIRST_WAIT + values.boot + first
-    step, worst = ordinary_step(values), values.step_max + values.first_step
-    return (
-        f"> **With the default limits: a caller inside the engine is answered at its own deadline, or {seconds(step)} after\n"
-        f"> the engine hung in an ordinary step, whichever comes first; a hang of any kind is answered within {seconds(worst)}.\n"
-        f"> The next token comes at most {seconds(after)} after that answer, of which {seconds(values.boot)} are the limit for\n"
-        "> loading the model: usually half a second, your model's load time and one step.**\n"
+    step, worst = seconds(ordinary_step(values)), seconds(values.step_max + values.first_step)
+    load = seconds(values.boot)
+    lines = (
+        f"**With the default limits: a caller inside the engine is answered at its own deadline, or {step} after the",
+        f"engine hung in an ordinary step, whichever comes first; a hang of any kind is answered within {worst}.",
+        f"The next token comes at most {seconds(after)} after that answer, of which {load} are the limit",
+        "for loading the model: usually half a second, your model's load time and one step.**",
     )
+    return "".join(f"> {line}\n" for line in lines)
 
 
 # --- diagrams --------------------------------------------------------------------------------------------------------
@@ -190,6 +192,22 @@ def diagram(phases: type[Enum]) -> Callable[[], str]:
     return draw
 
 
+# --- examples --------------------------------------------------------------------------------------------------------
+
+
+def example(name: str) -> Callable[[], str]:
+    """The part of an example that a reader takes over: from its imports to the line that begins `# --- try it`."""
+
+    def show() -> str:
+        text = (ROOT / "examples" / f"{name}.py").read_text()
+        body = re.split(r"\n+# --- try it", text)[0].split('"""', 2)[2].strip()
+        return f"```python\n{body}\n```\n"
+
+    return show
+
+
+EXAMPLES = ("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat")
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "limits": limits,
     "errors": errors,
@@ -199,6 +217,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "sequence_phases": diagram(SequencePhase),
     "stay_phases": diagram(StayPhase),
     "engine_phases": diagram(EnginePhase),
+    **{f"example_{name}": example(name) for name in EXAMPLES},
 }
 
 

@@ -1,0 +1,49 @@
+"""What an orchestrator and a scraper ask. python examples/probes_and_metrics.py MODEL [DEVICE]"""
+
+import sys
+
+import boundedgen as b
+
+
+def readiness(pipeline: b.BoundedPipeline) -> int:
+    """Send work here?"""
+    return 200 if pipeline.health().ready else 503
+
+
+def liveness(pipeline: b.BoundedPipeline) -> int:
+    """Leave the process alone? It stays 200 while the engine is replaced."""
+    return 200 if pipeline.health().live else 503
+
+
+def deep_probe(pipeline: b.BoundedPipeline) -> b.ProbeVerdict:
+    """Does a token come through, now? In a slot of its own, however full the lane is; a timeout is FAILED."""
+    return pipeline.probe(timeout=10).verdict
+
+
+def metrics(pipeline: b.BoundedPipeline) -> dict[str, float | None]:
+    """Answers at once, also while the engine hangs: then `step_current_seconds` grows."""
+    stats = pipeline.stats()
+    return {
+        "waiting": stats.waiting,
+        "running": stats.running,
+        "stopping": stats.stopping,  # ended, and not yet proved to have left
+        "blocks_free": stats.blocks_free,
+        "step_current_seconds": stats.step_current_s,
+        "oldest_waiting_seconds": stats.oldest_waiting_s,
+        "engine_restarts_total": stats.restarts_total,
+        **{f"finished_{reason}_total": count for reason, count in stats.finished_total.items()},
+    }
+
+
+# --- try it ----------------------------------------------------------------------------------------------------------
+
+
+def main(model: str, device: str = "CPU") -> None:
+    with b.BoundedPipeline(model, {"num_kv_blocks": 64}, device) as pipeline:
+        pipeline.generate("Hello", max_new_tokens=5)
+        print("ready", readiness(pipeline), "live", liveness(pipeline), "probe", deep_probe(pipeline))
+        print(metrics(pipeline))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
