@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from boundedgen import BoundedPipeline, Limits, SchedulerStats
+from boundedgen import BoundedPipeline, FinishReason, Limits, SchedulerStats
 
 TESTS = Path(__file__).resolve().parents[1]
 PLAIN = str(TESTS / "models" / "plain")
@@ -103,6 +103,33 @@ def sampled(pipeline: BoundedPipeline, every_s: float = 0.001) -> Iterator[list[
     finally:
         over.set()
         thread.join(10)
+
+
+def fifty_newcomers_in_a_full_cache(pipeline: BoundedPipeline, block: int) -> int:
+    """In 8 blocks: one that holds all of them is cancelled, and a newcomer that needs them all comes at once.
+
+    Fifty times; one that ended before it could be cancelled is tried again. How many ended by themselves, newcomers
+    included.
+    """
+    ended = cancelled = 0
+    while cancelled < 50:
+        turn = ended + cancelled
+        assert turn < 250, f"only {cancelled} could be cancelled"
+        full = pipeline.submit(ids(7 * block + 1, seed=turn), max_new_tokens=block, **FULL)
+        stream = iter(full)
+        next(stream)
+        assert pipeline.stats().blocks_reserved in (0, 8)
+        full.cancel()
+        newcomer = pipeline.submit(ids(7 * block + 1, seed=1000 + turn), max_new_tokens=3, **FULL)
+        assert newcomer.result(20).completion_tokens == 3
+        ended += 1
+        assert full.wait_reclaimed(5).steps <= 2
+        if full.finish_reason is FinishReason.CANCELLED:
+            cancelled += 1
+        else:
+            assert full.finish_reason is FinishReason.LENGTH
+            ended += 1
+    return ended
 
 
 # --- what a pipeline must not leave ------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_tools_reach_the_template_and_are_refused_where_there_is_none(pipeline: 
     [({}, 20), ({"max_new_tokens": 7}, 7), ({"max_new_tokens": 5000}, 100), ({"max_length": 25}, 13)],
 )
 def test_field_report_80_every_generation_has_a_length(
-    pipeline: bg.BoundedPipeline, given: dict[str, int], length: int
+    pipeline: bg.BoundedPipeline, given: dict[str, Any], length: int
 ) -> None:
     generation = pipeline.submit(ids(12), **given, **FULL)
     assert generation.max_new_tokens == length
@@ -145,11 +145,11 @@ def test_generate_many_can_put_errors_in_their_places(pipeline: bg.BoundedPipeli
 
 
 def test_unknown_settings_are_refused_by_name(pipeline: bg.BoundedPipeline) -> None:
-    with pytest.raises(bg.InvalidRequest, match="max_tokens.*max_new_tokens"):
+    with pytest.raises(bg.InvalidRequest, match=r"max_tokens.*max_new_tokens"):
         pipeline.submit("x", max_tokens=5)
     for name, value in (("temperature", float("nan")), ("top_p", 2.0), ("num_beams", 0), ("rng_seed", -1)):
         with pytest.raises(bg.InvalidRequest, match=name):
-            pipeline.submit("x", do_sample=True, **{name: value})
+            pipeline.submit("x", {"do_sample": True, name: value})
 
 
 def test_pipelines_one_after_another_leave_not_even_a_file_of_the_model_open() -> None:
