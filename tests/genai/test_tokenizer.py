@@ -420,5 +420,5 @@ def test_text_ends_exactly_at_the_stop_string_whatever_tokens_it_shares(
     rows, reason, _ = raw.run(prompt, engine_fields(fields))
     stream = TextStream(smollm2.decode, stop_strings=[stop], include_stop=include)
     text = "".join(stream.feed([i]) for row in rows for i in row)
-    text += stream.flush(stopped=reason == openvino_genai.GenerationFinishReason.STOP)
+    text += stream.flush(stopped=not rows or reason == openvino_genai.GenerationFinishReason.STOP)
     assert text == whole[: whole.index(stop) + (len(stop) if include else 0)]
