@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from attrs import frozen
 
 from boundedgen._bounds import Bounds, Limits, seconds
+from boundedgen._engine._devices import preflight
+from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
 from boundedgen._restart import RestartPolicy
 from boundedgen._scheduler_config import plain_properties, scheduler_fields
@@ -67,6 +70,9 @@ def parts_of(
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
 
     def tokenizer() -> Tokenizer:
+        # A GGUF file that is cut off would take this process with it (docs/engine-facts.md).
+        if (defect := preflight(path, device)) is not None:
+            raise ModelLoadFailed(defect.text)
         return GenAITokenizer(path, for_tokenizer)
 
     from boundedgen._engine._host import GenAIHost
@@ -112,3 +118,11 @@ def check_ttl(name: str, ttl: float, limits: Limits) -> float:
             f"{name} is {ttl:g} s; it must be more than 0 and at most Limits.lease_ttl_max ({limits.lease_ttl_max:g} s)"
         )
     return ttl
+
+
+def drain_seconds(drain: float | timedelta) -> float:
+    """How long `close` waits, in seconds. Checked in the caller's thread: the driver trusts what it is told."""
+    drain_s = seconds("drain", drain)
+    if drain_s is None or math.isinf(drain_s):
+        raise ValueError(f"drain is {drain!r}; give a finite number of seconds, or a timedelta")
+    return max(0.0, drain_s)

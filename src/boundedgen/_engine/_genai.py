@@ -21,7 +21,7 @@ import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
 from boundedgen._core._events import EngineFacts, SequenceResult
 from boundedgen._engine import _pools
-from boundedgen._engine._devices import diagnose
+from boundedgen._engine._devices import diagnose, preflight
 from boundedgen._engine._findings import untested
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen.abc import Request
@@ -243,6 +243,8 @@ class GenAIEngine:
 
 def load(spec: Mapping[str, Any]) -> GenAIEngine:
     """From the boot spec (`GenAIHost`). Raises BootRefusedError, whatever went wrong."""
+    if (defect := preflight(spec["models_path"], str(spec["device"]))) is not None:
+        raise BootRefusedError(*defect)
     try:
         return _load(spec)
     except Exception as error:
