@@ -36,6 +36,7 @@ _KNOWN: Final = (*_WHOLE, *_FLAGS, *_REFUSED, *_REFUSED_WITH, _INSIST)
 _CACHE_SHARE: Final = 0.25
 _CACHE_MOST_GB: Final = 4
 _GB: Final = 1 << 30
+_ENGINE_DEFAULT: Final = 256  # of both max_num_seqs and max_num_batched_tokens
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes a number near 2^63 for "no limit"
 
 
@@ -117,6 +118,12 @@ def _value(name: str, value: Any) -> Any:
 def _check_together(fields: Mapping[str, Any]) -> None:
     if fields.get("enable_prefix_caching") and fields.get("cache_interval_multiplier") == 0:
         raise ValueError(f"{_NAME}.cache_interval_multiplier is 0, which needs enable_prefix_caching=False")
+    seqs, batched = (int(fields.get(name, _ENGINE_DEFAULT)) for name in ("max_num_seqs", "max_num_batched_tokens"))
+    if fields.get("dynamic_split_fuse") is False and seqs > batched:
+        raise ValueError(
+            f"{_NAME}.max_num_seqs is {seqs}, more than max_num_batched_tokens ({batched}): without "
+            "dynamic_split_fuse every step of the engine would raise; lower the first or raise the second"
+        )
 
 
 # --- the default cache -------------------------------------------------------------------------------------------

@@ -130,3 +130,10 @@ def test_plain_properties_come_back_as_a_copy() -> None:
 def test_properties_that_are_not_plain_are_refused_by_name(given: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         plain_properties(given, name="properties")
+
+
+def test_more_sequences_than_a_step_takes_are_refused_without_split_fuse() -> None:
+    bad = {"num_kv_blocks": 8, "dynamic_split_fuse": False, "max_num_batched_tokens": 128}
+    with pytest.raises(ValueError, match=r"max_num_seqs is 256, more than max_num_batched_tokens \(128\)"):
+        scheduler_fields(bad)
+    assert scheduler_fields({**bad, "max_num_seqs": 128}).fields["max_num_seqs"] == 128
