@@ -113,6 +113,16 @@ def test_a_duplicate_is_refused_and_an_unknown_stop_is_ignored() -> None:
         assert life.tokens(stay) == sim_tokens([5], 20)
 
 
+def test_commands_that_arrive_during_the_boot_are_served_after_it() -> None:
+    with alive(simulated({"boot_s": 0.3}), ready=False) as life:
+        stay = life.admit([5])
+        other = life.admit([6])
+        life.link.stop(other)
+        life.released(stay, other)
+        assert life.tokens(stay) == sim_tokens([5], 8)
+        assert life.releases()[other].steps == 0
+
+
 def test_a_refused_admission_is_reported_though_no_step_runs() -> None:
     with alive(simulated()) as life:
         stay = life.admit([], max_new_tokens=5)

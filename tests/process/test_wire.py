@@ -29,8 +29,9 @@ from boundedgen._core._events import (
     SequenceResult,
     StepRaised,
 )
+from boundedgen._engine._frames import Decoder, Outbox, WireError
 from boundedgen._engine._stamps import StampReader, StampWriter, create
-from boundedgen._engine._wire import Boot, Decoder, Halt, Hello, Outbox, WireError, Word, decode, encode
+from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
 from boundedgen.abc import Request
 
 LIMIT = 1 << 16
@@ -171,6 +172,17 @@ def _frame(kind: int, body: bytes, version: int = 1, length: int | None = None) 
     return struct.pack("<2sBBII", b"bG", version, kind, INCARNATION, len(body) if length is None else length) + body
 
 
+def _report(outputs: bytes, finished: bytes) -> bytes:
+    return _frame(19, b"[1,2,3,4,5,null,[],[],[]," + outputs + b"," + finished + b",[],null]")
+
+
+def test_the_smallest_report_made_by_hand_decodes() -> None:
+    (word,) = decoded(_report(b"[[1],[1],[7],[0],[]]", b'[[1,"stop",[]]]'))
+    assert word == Progress(
+        INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=(Output(1, (7,), ()),), finished=(Finish(1, "stop", ()),)
+    )
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -188,8 +200,12 @@ def _frame(kind: int, body: bytes, version: int = 1, length: int | None = None) 
         pytest.param(_frame(16, b"[" + b"9" * 400 + b",2]"), id="an integer too large for a float"),
         pytest.param(_frame(16, b'["1",2]'), id="a string is no float"),
         pytest.param(_frame(16, b'{"0":1,"1":2}'), id="an object is no row"),
-        pytest.param(_frame(19, b"[1,2,3,4,5,null,[],[],[],[[1,[1],{}]],[],[],null]"), id="an object is no list"),
-        pytest.param(_frame(19, b"[1,2,3,4,5,null,[],[],[],[],[[1,false,[]]],[],null]"), id="an unknown end"),
+        pytest.param(_report(b"[[1],[1],[7],[0],{}]", b"[]"), id="an object is no list"),
+        pytest.param(_report(b"[[1],[2],[7],[0],[]]", b"[]"), id="more tokens counted than sent"),
+        pytest.param(_report(b"[[1],[0],[7],[0],[]]", b"[]"), id="fewer tokens counted than sent"),
+        pytest.param(_report(b"[[1,2],[2,-1],[7],[0,0],[]]", b"[]"), id="a negative count"),
+        pytest.param(_report(b"[[1],[1],[7],[],[]]", b"[]"), id="columns of different lengths"),
+        pytest.param(_report(b"[[],[],[],[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
     ],
 )
 def test_what_no_encoder_makes_is_a_wire_error(data: bytes) -> None:

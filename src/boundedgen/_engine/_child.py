@@ -21,11 +21,12 @@ from typing import NoReturn, final
 from attrs import define
 
 from boundedgen._core._events import BootFailed, Finish, Ready, Refusal, Release, StepRaised
+from boundedgen._engine._frames import WireError
 from boundedgen._engine._line import Line
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
 from boundedgen._engine._stamps import StampWriter
 from boundedgen._engine._tidings import Tidings
-from boundedgen._engine._wire import Boot, Halt, Hello, WireError, Word
+from boundedgen._engine._wire import Boot, Halt, Hello, Word
 from boundedgen.abc import Request
 
 HELD_EVERY = 64  #: steps between two tables of what is held
@@ -86,7 +87,7 @@ class Loop:
 
     def round(self) -> None:
         """Commands, stops, admissions, at most one step, at most one report."""
-        idle = self._poisoned or not (self._held or self._restless)
+        idle = self._poisoned or not (self._held or self._restless or self._arrivals or self._halts)
         for word in self._line.words(wait=idle):
             self._take(word)
         if self._poisoned:

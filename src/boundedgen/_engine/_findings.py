@@ -1,4 +1,4 @@
-"""What is known to be wrong in which release of openvino-genai: data, each row with its test in tests/hybrid."""
+"""What is known to be wrong in which release of openvino-genai: data, each row resting on an experiment in tests/genai."""
 
 from __future__ import annotations
 

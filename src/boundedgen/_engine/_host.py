@@ -22,8 +22,9 @@ from typing import Any, final
 from boundedgen import _engine
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
+from boundedgen._engine._frames import Decoder, Frame, Outbox, WireError
 from boundedgen._engine._stamps import StampReader, create
-from boundedgen._engine._wire import Boot, Decoder, Frame, Halt, Hello, Outbox, WireError, Word, decode, encode
+from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031

@@ -6,7 +6,8 @@ import os
 import select
 from typing import final
 
-from boundedgen._engine._wire import Decoder, Outbox, WireError, Word, decode, encode
+from boundedgen._engine._frames import Decoder, Outbox, WireError
+from boundedgen._engine._wire import Word, decode, encode
 
 _READ = 1 << 16
 

@@ -1,4 +1,4 @@
-"""Frames between parent and engine: a fixed header, then a JSON body of one known shape a kind.
+"""The words between parent and engine: in a frame each, as a JSON body of one known shape a kind.
 
 Nothing from the wire is ever run or looked up by name: each kind has its own small decoder, which accepts exactly
 what its encoder makes. Whatever else arrives is a `WireError`, and that is the engine's death. A frame that the end
@@ -8,11 +8,8 @@ of the pipe cuts off is no error: the process has died, and the link says so.
 from __future__ import annotations
 
 import json
-import os
-import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from attrs import frozen
 
@@ -29,18 +26,12 @@ from boundedgen._core._events import (
     SequenceResult,
     StepRaised,
 )
+from boundedgen._engine._frames import Frame, WireError, pack
 from boundedgen.abc import Request
 
-VERSION = 1
-_MAGIC = b"bG"
-_HEADER = struct.Struct("<2sBBII")  # magic, version, kind, incarnation, length of the body
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 T = TypeVar("T")
 _BAD_BODY = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-
-
-class WireError(Exception):
-    """Bytes that no side of this version sends."""
 
 
 @frozen
@@ -66,87 +57,7 @@ class Halt:
     stay: int
 
 
-@frozen
-class Frame:
-    """A whole frame whose header is right; the body has not been looked at."""
-
-    incarnation: int
-    kind: int
-    body: bytes
-
-
 Word = Boot | Request | Halt | Hello | Ready | BootFailed | Progress | StepRaised
-
-
-# --- framing -----------------------------------------------------------------------------------------------------
-
-
-@final
-class Decoder:
-    """Cuts a stream of bytes into frames. Holds at most one frame of `limit` bytes and what the last feed brought."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. Raises WireError at the first header that cannot be right."""
-        self._bytes += data
-        frames: list[Frame] = []
-        at = 0
-        while (frame := self._next(at)) is not None:
-            frames.append(frame)
-            at += _HEADER.size + len(frame.body)
-        del self._bytes[:at]
-        return frames
-
-    def _next(self, at: int) -> Frame | None:
-        if len(self._bytes) - at < _HEADER.size:
-            return None
-        magic, version, kind, incarnation, length = _HEADER.unpack_from(self._bytes, at)
-        if magic != _MAGIC or version != VERSION:
-            raise WireError(f"not a frame of version {VERSION}: {bytes(self._bytes[at : at + 4])!r}")
-        if length > self._limit:
-            raise WireError(f"a frame of {length} bytes; the limit is {self._limit}")
-        start = at + _HEADER.size
-        if len(self._bytes) < start + length:
-            return None
-        return Frame(incarnation, kind, bytes(self._bytes[start : start + length]))
-
-
-@final
-class Outbox:
-    """Frames waiting for a non-blocking pipe, at most `limit` bytes of them."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._size = 0
-        self._waiting: deque[memoryview] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def put(self, data: bytes) -> bool:
-        """Queue a frame. False, and nothing queued, if it does not fit (the first one always does)."""
-        if self._waiting and self._size + len(data) > self._limit:
-            return False
-        self._waiting.append(memoryview(data))
-        self._size += len(data)
-        return True
-
-    def flush(self, fd: int) -> None:
-        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it."""
-        while self._waiting:
-            first = self._waiting[0]
-            try:
-                written = os.write(fd, first)
-            except BlockingIOError:
-                return
-            self._size -= written
-            if written == len(first):
-                self._waiting.popleft()
-            else:
-                self._waiting[0] = first[written:]
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
@@ -156,7 +67,7 @@ def encode(word: Word, incarnation: int) -> bytes:
     """`word` as one frame."""
     kind, body_of = _ENCODERS[type(word)]
     body = _dumps(body_of(word)).encode("ascii")
-    return _HEADER.pack(_MAGIC, VERSION, kind, incarnation, len(body)) + body
+    return pack(kind, incarnation, body)
 
 
 def decode(frame: Frame) -> Word:
@@ -234,13 +145,36 @@ def _rows(rows: Iterable[Any], one: Callable[[Any], list[Any]]) -> list[Any]:
     return [one(row) for row in rows]
 
 
-def _from_output(e: Output) -> list[Any]:
-    return [e.stay, e.token_ids, e.logprobs]
+def _from_outputs(outputs: tuple[Output, ...]) -> list[Any]:
+    """By columns: one report a step carries one token of each sequence, and flat lists of numbers are cheap."""
+    return [
+        [e.stay for e in outputs],
+        [len(e.token_ids) for e in outputs],
+        [token for e in outputs for token in e.token_ids],
+        [len(e.logprobs) for e in outputs],
+        [prob for e in outputs for prob in e.logprobs],
+    ]
 
 
-def _to_output(v: Any) -> Output:
-    stay, token_ids, logprobs = _list(v)
-    return Output(_int(stay), _ints(token_ids), _floats(logprobs))
+def _to_outputs(v: Any) -> tuple[Output, ...]:
+    stays, id_counts, ids, prob_counts, probs = _list(v)
+    token_ids = _cut(_ints(ids), _ints(id_counts))
+    logprobs = _cut(_floats(probs), _ints(prob_counts))
+    return tuple([Output(*row) for row in zip(_ints(stays), token_ids, logprobs, strict=True)])
+
+
+def _cut(flat: tuple[T, ...], counts: tuple[int, ...]) -> list[tuple[T, ...]]:
+    """`flat` in pieces of these lengths; ValueError unless they are its own."""
+    pieces: list[tuple[T, ...]] = []
+    at = 0
+    for count in counts:
+        if count < 0:
+            raise ValueError
+        pieces.append(flat[at : at + count])
+        at += count
+    if at != len(flat):
+        raise ValueError
+    return pieces
 
 
 def _from_result(e: SequenceResult) -> list[Any]:
@@ -285,7 +219,7 @@ def _from_progress(e: Progress) -> list[Any]:
     return [
         *(e.steps, e.began, e.ended, e.scheduled, e.usage, e.held, e.taken, e.stopping),
         _rows(e.refused, _from_refusal),
-        _rows(e.outputs, _from_output),
+        _from_outputs(e.outputs),
         _rows(e.finished, _from_finish),
         _rows(e.released, _from_release),
         e.cache_bytes,
@@ -306,7 +240,7 @@ def _to_progress(incarnation: int, v: Any) -> Progress:
         _ints(taken),
         _ints(stopping),
         _each(_to_refusal, refused),
-        _each(_to_output, outputs),
+        _to_outputs(outputs),
         _each(_to_finish, finished),
         _each(_to_release, released),
         _or_none(_int, cache_bytes),

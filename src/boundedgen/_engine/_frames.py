@@ -1,0 +1,100 @@
+"""Frames on a pipe: a fixed header and a body that is not looked at here."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import deque
+from typing import final
+
+from attrs import frozen
+
+VERSION = 1
+_MAGIC = b"bG"
+_HEADER = struct.Struct("<2sBBII")  # magic, version, kind, incarnation, length of the body
+
+
+class WireError(Exception):
+    """Bytes that no side of this version sends."""
+
+
+@frozen
+class Frame:
+    """A whole frame whose header is right; the body has not been looked at."""
+
+    incarnation: int
+    kind: int
+    body: bytes
+
+
+def pack(kind: int, incarnation: int, body: bytes) -> bytes:
+    """One frame."""
+    return _HEADER.pack(_MAGIC, VERSION, kind, incarnation, len(body)) + body
+
+
+@final
+class Decoder:
+    """Cuts a stream of bytes into frames. Holds at most one frame of `limit` bytes and what the last feed brought."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are complete now. Raises WireError at the first header that cannot be right."""
+        self._bytes += data
+        frames: list[Frame] = []
+        at = 0
+        while (frame := self._next(at)) is not None:
+            frames.append(frame)
+            at += _HEADER.size + len(frame.body)
+        del self._bytes[:at]
+        return frames
+
+    def _next(self, at: int) -> Frame | None:
+        if len(self._bytes) - at < _HEADER.size:
+            return None
+        magic, version, kind, incarnation, length = _HEADER.unpack_from(self._bytes, at)
+        if magic != _MAGIC or version != VERSION:
+            raise WireError(f"not a frame of version {VERSION}: {bytes(self._bytes[at : at + 4])!r}")
+        if length > self._limit:
+            raise WireError(f"a frame of {length} bytes; the limit is {self._limit}")
+        start = at + _HEADER.size
+        if len(self._bytes) < start + length:
+            return None
+        return Frame(incarnation, kind, bytes(self._bytes[start : start + length]))
+
+
+@final
+class Outbox:
+    """Frames waiting for a non-blocking pipe, at most `limit` bytes of them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._waiting: deque[memoryview] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, data: bytes) -> bool:
+        """Queue a frame. False, and nothing queued, if it does not fit (the first one always does)."""
+        if self._waiting and self._size + len(data) > self._limit:
+            return False
+        self._waiting.append(memoryview(data))
+        self._size += len(data)
+        return True
+
+    def flush(self, fd: int) -> None:
+        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it."""
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                written = os.write(fd, first)
+            except BlockingIOError:
+                return
+            self._size -= written
+            if written == len(first):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = first[written:]

@@ -1,0 +1,185 @@
+"""The adapter around ContinuousBatchingPipeline, in this process: how pools are learned, and the weaker proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boundedgen._core._events import PoolFacts
+from boundedgen._engine import _findings, _genai, _pools
+from boundedgen._engine._seam import BootRefusedError
+from boundedgen.abc import Request
+
+MODELS = Path(__file__).parents[1] / "models"
+FOREVER = float("inf")
+
+
+def spec(model: str, **scheduler: Any) -> dict[str, Any]:
+    return {
+        "models_path": str(MODELS / model),
+        "scheduler": scheduler,
+        "device": "CPU",
+        "properties": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
+        "tokenizer_properties": {},
+        "insist_prefix_caching": False,
+        "fault": None,
+    }
+
+
+def request(stay: int, prompt: list[int], **config: Any) -> Request:
+    return Request(stay, prompt, {"max_new_tokens": 5, "ignore_eos": True, **config}, FOREVER)
+
+
+# --- the proof by count ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> _genai.GenAIEngine:
+    """As on a release whose handles have no `get_perf_metrics`; that they do not is not relied on."""
+    monkeypatch.setattr(_genai, "proof_in_use", lambda: "request_count")
+    return _genai.load(spec("plain", num_kv_blocks=64))
+
+
+def test_the_proof_in_use_is_told(counting: _genai.GenAIEngine) -> None:
+    assert counting.facts.proof == "request_count"
+    assert counting.facts.pools == (PoolFacts("kv", 65, 32),)
+
+
+def test_by_count_a_stopped_stay_is_gone_with_the_second_step_and_a_running_one_never(
+    counting: _genai.GenAIEngine,
+) -> None:
+    stopped = counting.add(request(1, [5, 6], max_new_tokens=100))
+    running = counting.add(request(2, [5, 7], max_new_tokens=100))
+    counting.step()
+    stopped.stop()
+    assert not stopped.released()
+    counting.step()
+    assert not stopped.released()
+    counting.step()
+    assert stopped.released()
+    assert not running.released()
+
+
+def test_by_count_a_finished_stay_is_gone_a_step_later_and_newcomers_do_not_hide_that(
+    counting: _genai.GenAIEngine,
+) -> None:
+    first = counting.add(request(1, [5, 6], max_new_tokens=2))
+    counting.step()
+    assert first.collect()[2] == ""
+    counting.step()
+    assert first.collect()[2] == "length"
+    assert not first.released()
+    newcomers = [counting.add(request(n, [n])) for n in range(2, 6)]
+    counting.step()
+    counting.step()
+    assert first.released()
+    assert [stay.released() for stay in newcomers] == [False] * 4
+
+
+# --- hybrids -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_known_as_hybrid_by_its_inputs() -> None:
+    assert _genai._looks_hybrid(MODELS / "hybrid")
+    assert not _genai._looks_hybrid(MODELS / "plain")
+    assert not _genai._looks_hybrid(MODELS / "no-such-model.gguf")
+
+
+@pytest.mark.parametrize("model", ["plain", "hybrid"])
+def test_the_engines_own_word_about_linear_attention_overrides_the_look_at_the_files(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_genai, "_looks_hybrid", lambda path: model == "plain")
+    if model == "plain":
+        with pytest.raises(BootRefusedError, match="linear attention"):  # the engine refuses such a setting itself
+            _genai.load(spec(model, num_kv_blocks=64, max_num_seqs=4))
+        return
+    engine = _genai.load(spec(model, num_kv_blocks=64, max_num_seqs=4, enable_prefix_caching=True))
+    assert engine.facts.hybrid
+    assert engine.facts.pools == (PoolFacts("kv", 65, 32), PoolFacts("linear_attention", 5, None))
+    assert engine.facts.findings[0].startswith("enable_prefix_caching was turned off")
+
+
+# --- learning, from an engine that is all arithmetic -------------------------------------------------------------
+
+
+def usage(kv: int, size: int, linear: int = 0, span: int | None = None) -> Callable[[int], float]:
+    """Of the fullest pool with one prompt inside, as the engine reports it (float32)."""
+
+    def measure(tokens: int) -> float:
+        shares = [-(-tokens // size) / kv]
+        if linear:
+            shares.append((1 if span is None else -(-tokens // span)) / linear)
+        return round(max(shares) * 2**24) / 2**24 if max(shares) > 2**-10 else max(shares)
+
+    return measure
+
+
+def plan(scheduler: dict[str, Any], *, hybrid: bool = False, insist: bool = False) -> _pools.Plan:
+    return _pools.plan(scheduler, hybrid=hybrid, insist_prefix_caching=insist, version="2026.4.1")
+
+
+@pytest.mark.parametrize("device", ["CPU", "GPU", "GPU.1"])
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("kv", [2, 3, 65, 4097, 65_536, 1_000_003])
+def test_a_plain_pool_is_learned_to_the_block_whatever_the_device(kv: int, size: int, device: str) -> None:
+    pools = _pools.learn(plan({"cache_size": 1}), usage(kv, size), la_pool=lambda: 0, device=device, longest=None)
+    if kv > 4:
+        assert pools.facts == (PoolFacts("kv", kv, size),)
+    assert pools.facts[0].blocks == kv
+    assert pools.probe_blocks == {"kv": 1}
+
+
+@pytest.mark.parametrize(("kv", "linear"), [(5, 17), (65, 17), (4000, 17), (15_000, 257)])
+def test_the_kv_pool_of_a_hybrid_given_in_bytes_is_exact_while_a_prompt_of_16384_tokens_can_fill_its_share(
+    kv: int, linear: int
+) -> None:
+    pools = _pools.learn(
+        plan({"cache_size": 1, "max_num_seqs": linear - 1}, hybrid=True),
+        usage(kv, 32, linear),
+        la_pool=lambda: linear,
+        device="CPU",
+        longest=None,
+    )
+    assert pools.facts == (PoolFacts("kv", kv, 32), PoolFacts("linear_attention", linear, None))
+    assert pools.findings == ()
+
+
+def test_a_larger_one_is_bounded_from_below_and_the_facts_say_so() -> None:
+    pools = _pools.learn(
+        plan({"cache_size": 8, "max_num_seqs": 2}, hybrid=True),
+        usage(100_000, 32, 3),
+        la_pool=lambda: 3,
+        device="CPU",
+        longest=None,
+    )
+    assert pools.facts[0].blocks == 512 * 3
+    assert "at least 1536 blocks" in pools.findings[0]
+
+
+def test_a_pool_that_differs_from_what_was_configured_is_believed_and_told() -> None:
+    pools = _pools.learn(plan({"num_kv_blocks": 64}), usage(60, 32), la_pool=lambda: 0, device="CPU", longest=None)
+    assert pools.facts == (PoolFacts("kv", 60, 32),)
+    assert pools.findings == ("the kv pool has 60 blocks where 65 were configured; the engine's own number is used",)
+
+
+def test_a_cache_without_a_bound_is_not_configured() -> None:
+    with pytest.raises(ValueError, match="bound"):
+        plan({})
+
+
+def test_the_probe_takes_a_place_of_max_num_seqs_only_where_none_can_be_added() -> None:
+    split = plan({"num_kv_blocks": 8, "max_num_seqs": 256})
+    assert (split.scheduler["max_num_seqs"], split.max_num_seqs) == (257, 256)
+    whole = plan({"num_kv_blocks": 8, "dynamic_split_fuse": False})
+    assert (whole.scheduler["max_num_seqs"], whole.max_num_seqs) == (256, 255)
+
+
+def test_an_untested_release_warns_and_keeps_the_known_findings() -> None:
+    assert _findings.untested("2026.4.1.0") is None
+    assert "2027.0" in (_findings.untested("2027.0.0") or "")
+    assert _findings.found("hybrid_prefix_caching", "2027.0.0")
+    assert _findings.found("no such finding", "2026.4.1") is None
