@@ -18,15 +18,23 @@ class Aside:
         self._closed = False
         self._starting = threading.Lock()  # of the one thread; nothing waits while it is held
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Queue `work`; returns at once."""
+    def run(self, work: Callable[[], object]) -> bool:
+        """Queue `work`; returns at once. False: closed, or no thread can be started; it will not be done."""
         with self._starting:
-            if self._closed:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+            if self._closed or not self._started():
+                return False
         self._queue.put(work)
+        return True
+
+    def _started(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def close(self) -> None:
         """What is queued still runs; nothing new does. The thread ends by itself."""
@@ -43,3 +51,4 @@ class Aside:
                 work()
             except Exception:
                 logger.exception("work beside the driver failed")
+            del work  # or it, and all that it holds, would live until the next one comes

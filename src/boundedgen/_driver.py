@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from attrs import evolve
+
 from boundedgen._aside import Aside, logger
+from boundedgen._bell import Bell
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._deadlines import Agenda
@@ -26,6 +29,7 @@ from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen._wakers import Wakers
 from boundedgen.abc import Clock, EngineHost, EngineLink, Request
 
+PATIENCE = 3600.0  #: seconds; the kernel takes no infinite wait
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
@@ -51,9 +55,10 @@ class Driver:
         self._gauges = Gauges()
         self._unread: Agenda[int] = Agenda()
         self._policy_due: float | None = None
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._asked: ev.DecideRestart | None = None
+        self._bell = Bell()
         self._poller = select.epoll()
-        self._poller.register(self._bell, select.EPOLLIN)
+        self._poller.register(self._bell.fd, select.EPOLLIN)
         self._polled: frozenset[int] = frozenset()
         self._silent = False  # the engine was seen to say nothing; each call to it would wait for busy threads
         self._thread: threading.Thread | None = None
@@ -74,10 +79,8 @@ class Driver:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
         self.check_process()
         self._commands.append((command, args))
-        if self.over:
+        if self.over or not self._bell.ring():
             self._sweep()
-        else:
-            self._ring()
 
     def check_process(self) -> None:
         """A fork has none of our threads: nothing would ever answer there."""
@@ -99,12 +102,6 @@ class Driver:
         self._aside.join(max(0.0, min(timeout, 1.0)))
         return not self._thread.is_alive()
 
-    def _ring(self) -> None:
-        try:
-            os.eventfd_write(self._bell, 1)
-        except OSError:  # closed in between: `over` is true, and the sweep below has seen the command or will
-            self._sweep()
-
     def _sweep(self) -> None:
         """After the end: whoever takes a command out answers it."""
         while self._commands:
@@ -117,9 +114,14 @@ class Driver:
 
     def _settle_late(self, sequence: int) -> None:
         flow = self.flows.pop(sequence, None)
-        if flow is not None and flow.settled is None:
+        if flow is None:
+            return
+        if flow.admitted_at is None:
+            flow.prove(ev.Prove(sequence, 0, 0, 0.0, "never_held"))
+        if flow.settled is None:
             why = Why.INTERNAL if self.failure is not None else Why.SHUTDOWN
             flow.settle(ev.Settle(sequence, why.value, "the pipeline has ended"), self._clock.now())
+        flow.wakers.wake()  # whoever waits for a proof waits in vain
 
     # --- the thread ----------------------------------------------------------------------------------------------
 
@@ -142,14 +144,14 @@ class Driver:
         if writes is not None:
             self._poller.register(writes, select.EPOLLOUT)
         try:
-            events = self._poller.poll(None if until is None else max(0.0, until - self._clock.now()))
+            events = self._poller.poll(None if until is None else min(PATIENCE, max(0.0, until - self._clock.now())))
         finally:
             if writes is not None:
                 self._poller.unregister(writes)
         woken_by = {fd for fd, _ in events}
         self._silent = bool(self._polled) and not woken_by & self._polled
-        if self._bell in woken_by:
-            os.eventfd_read(self._bell)
+        if self._bell.fd in woken_by:
+            self._bell.heed()
 
     def _poll_for(self, wanted: frozenset[int]) -> None:
         """Be woken by these descriptors of the engine, and by no other."""
@@ -194,18 +196,18 @@ class Driver:
             self.link = None
 
     def _take_commands(self, now: float) -> None:
-        while self._commands:
+        for _ in range(len(self._commands)):  # those that come meanwhile must not hold up deadlines
             command, args = self._commands.popleft()
             getattr(self.governor, command)(*args, now)
 
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
-        while not all([self._condemned(lease, now) for lease in self.governor.leases_due(now)]):
+        while not all(self._condemned(lease, now) for lease in self.governor.leases_due(now)):
             self._take_commands(now)  # each round needs a renewal that was not there in the last one
         for sequence in list(self._unread.due(now)):
             self._judge_reader(sequence, now)
         if self._policy_due is not None and now >= self._policy_due:
-            self._policy_due = None
+            self._policy_due = self._asked = None
             self.post("restart", RestartPolicy().delay(self.governor.life.failures, 0.0))
 
     def _condemned(self, lease: str, now: float) -> bool:
@@ -218,7 +220,7 @@ class Driver:
         for sequence in row.sequences:
             flow = self.flows.get(sequence)
             if flow is not None:
-                self.governor.read(sequence, flow.seen_at(now), now)
+                self.governor.seen(lease, flow.seen_at(now), now)
         return row.expires <= before and (cell is None or cell.close())
 
     def _judge_reader(self, sequence: int, now: float) -> None:
@@ -306,7 +308,7 @@ class Driver:
 
     def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
         """Ask the user's strategies aside; if they do not answer in time, the default ones have."""
-        self._policy_due = now + POLICY_ANSWER
+        self._policy_due, self._asked = now + POLICY_ANSWER, effect
         since = now - effect.since
 
         def ask() -> None:
@@ -315,8 +317,9 @@ class Driver:
             except Exception:
                 logger.exception("RestartPolicy's strategy raised; the default one decides")
                 delay = RestartPolicy().delay(effect.failures, since)
-            self._policy_due = None
-            self.post("restart", delay)
+            if self._asked is effect:  # an answer that comes too late is none to a later question
+                self._policy_due = self._asked = None
+                self.post("restart", delay)
 
         self._aside.run(ask)
 
@@ -350,18 +353,38 @@ class Driver:
     def _end(self) -> None:
         """Nothing more will happen: answer whoever is left, let go of the engine and of the thread's own things."""
         self.over = True
-        if self.failure is not None:
-            self._gauges.became("failed", "internal error", self._clock.now())
-            self.snapshot = self._gauges.take(self.governor, None, self._clock.now())
+        self._own_up()
+        for thing in (
+            self._lose_the_engine,
+            self._answer_everybody,
+            self._aside.close,
+            self._poller.close,
+            self._bell.close,
+        ):
+            try:
+                thing()
+            except Exception as error:  # whatever is broken, the rest still has to be done
+                self.failure = self.failure or error
+        self._own_up()
+        self.wakers.wake()
+
+    def _own_up(self) -> None:
+        """Show a failure of our own, from what was last known to be true."""
+        if self.failure is not None and self.snapshot.state != "failed":
+            now = self._clock.now()
+            known = self.snapshot
+            self.snapshot = evolve(
+                known, at=now, expected=None, state="failed", state_since=now, reason="internal error"
+            )
+
+    def _lose_the_engine(self) -> None:
         if self.link is not None:
             self.link.kill()
             self._drop_link(self.link)
+
+    def _answer_everybody(self) -> None:
         self._sweep()
         for sequence in list(self.flows):
             self._settle_late(sequence)
         for cell in list(self.cells.values()):
             cell.end()
-        self.wakers.wake()
-        self._aside.close()
-        self._poller.close()
-        os.close(self._bell)

@@ -80,10 +80,10 @@ class Flow:
     def emit(self, effect: Emit, now: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = now
+        if not self._readers and (self.unread_since is None or not self.untaken):
+            self.unread_since = now  # before the tokens: a reader that takes them says last that it did
         self.logprobs.extend(effect.logprobs)
         self.token_ids.extend(effect.token_ids)
-        if self.unread_since is None and not self._readers:
-            self.unread_since = now
         self.wakers.wake()
 
     def settle(self, effect: Settle, now: float) -> None:
@@ -104,7 +104,9 @@ class Flow:
     def neglected_since(self) -> float | None:
         """Since when its stream, once begun, has text that nobody took; None: it has none."""
         began, since = self.reading_since, self.unread_since
-        return since if began is not None and not self._readers and self.untaken else None
+        if began is None or since is None or self._readers or not self.untaken:
+            return None
+        return max(began, since)
 
     def seen_at(self, now: float) -> float:
         """When its reader was last there; one that waits in a call is there now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, final
 
@@ -40,7 +42,8 @@ class Generation:
         self._driver = driver
         self._clock = clock
         self._bounds = flow.submission.bounds
-        self._stream: _Stream | None = None
+        self._stream: weakref.ref[_Stream] | None = None
+        self._beginning = threading.Lock()  # of a stream; readers among themselves
 
     # --- what is known about it ----------------------------------------------------------------------------------
 
@@ -177,20 +180,25 @@ class Generation:
 
     def wait_reclaimed(self, timeout: float | None = None) -> Reclamation:
         """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds."""
-        if self._flow.reclaimed is None:
+        if not self._reclaim_decided():
             refuse_to_block("'await generation.await_reclaimed()'")
             self._driver.check_process()
-            self._flow.wakers.wait(lambda: self._flow.reclaimed is not None, timeout)
+            self._flow.wakers.wait(self._reclaim_decided, timeout)
         return self._reclamation(timeout)
 
     async def await_reclaimed(self, timeout: float | None = None) -> Reclamation:
         """`wait_reclaimed` for a coroutine."""
-        await self._flow.wakers.until(lambda: self._flow.reclaimed is not None, timeout)
+        await self._flow.wakers.until(self._reclaim_decided, timeout)
         return self._reclamation(timeout)
+
+    def _reclaim_decided(self) -> bool:
+        """There is a proof, or nobody is left who could bring one."""
+        return self._flow.reclaimed is not None or self._driver.over
 
     def _reclamation(self, timeout: float | None) -> Reclamation:
         if self._flow.reclaimed is None:
-            raise TimeoutError(f"generation {self.id}: no proof of release within {timeout} s")
+            until = "before the pipeline ended" if self._driver.over else f"within {timeout} s"
+            raise TimeoutError(f"generation {self.id}: no proof of release {until}")
         return self._flow.reclaimed
 
     # --- streaming it --------------------------------------------------------------------------------------------
@@ -203,11 +211,14 @@ class Generation:
         return self._begin()
 
     def _begin(self) -> _Stream:
-        if self._stream is not None and not self._stream.closed:
-            raise RuntimeError(f"generation {self.id} has one stream, and it is being read already")
         self._driver.check_process()
-        self._stream = stream = _Stream(self)
-        return stream
+        with self._beginning:
+            current = None if self._stream is None else self._stream()
+            if current is not None and not current.closed:
+                raise RuntimeError(f"generation {self.id} has one stream, and it is being read already")
+            stream = _Stream(self)
+            self._stream = weakref.ref(stream)  # held only by its reader: dropping it is noticed at once
+            return stream
 
     def __enter__(self) -> Generation:
         return self
@@ -269,8 +280,9 @@ class _Stream:
 
     def _next(self) -> Chunk | None:
         """What there is; None: nothing yet, or, with `closed`, nothing any more. An abnormal end raises."""
+        done = self._flow.done  # before taking: what comes with the end is taken too
         chunk = None if self.closed else self._flow.take()
-        if chunk is None and self._flow.done and not self._flow.untaken:
+        if chunk is None and done:
             over, self.closed = self.closed, True
             if not over:
                 self._generation._raise_if_abnormal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -44,7 +45,7 @@ class LeaseCell:
         """It is over, for whatever reason; its place among the leases is free, once."""
         self.row.ended = True
         self._claim["end"] = "over"
-        if self._give_back:
+        with contextlib.suppress(IndexError):  # its owner and the driver may both be here
             self._give_back.pop()()
 
 
@@ -78,9 +79,12 @@ class Lease:
     @property
     def remaining_s(self) -> float:
         """Seconds until it expires unless renewed; 0 when it is over."""
+        return self._left(self._clock.now())
+
+    def _left(self, now: float) -> float:
         row = self._cell.row
         ready_clock: ReadyClock = self._driver.governor.clock
-        return 0.0 if row.ended else max(0.0, row.expires - ready_clock.at(self._clock.now()))
+        return 0.0 if row.ended else max(0.0, row.expires - ready_clock.at(now))
 
     @property
     def live(self) -> bool:
@@ -88,8 +92,9 @@ class Lease:
 
     def renew(self) -> None:
         """Valid for `ttl_s` from now. Raises LeaseExpired if it is over."""
-        if self.live:
-            self._driver.post("renew", self.id, self._clock.now())
+        now = self._clock.now()
+        if self._left(now) > 0:  # at the very instant that the renewal counts from
+            self._driver.post("renew", self.id, now)
             if self._cell.claim():
                 return
         raise LeaseExpired("this lease is over or never existed; ask for a new one and submit again")

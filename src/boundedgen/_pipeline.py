@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any, Literal, final, overload
 
 from boundedgen._admitting import Admitting, Call
-from boundedgen._aside import Aside
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._clock import MonotonicClock
 from boundedgen._completion import Completion
@@ -22,13 +21,14 @@ from boundedgen._errors import BoundedGenError, EngineUnavailable, PipelineClose
 from boundedgen._generation import Generation, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
-from boundedgen._making import Admission, checked, parts_of
+from boundedgen._loading import Loading
+from boundedgen._making import Admission, checked, drain_seconds, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
 from boundedgen._serving import Serving, calls_of
 from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
-from boundedgen.abc import Clock, EngineHost, Tokenizer
+from boundedgen.abc import Clock, EngineHost
 
 CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 
@@ -70,36 +70,17 @@ class BoundedPipeline:
         if black_box is not None:
             raise ValueError("black_box is not supported by this version; leave it out")
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
-        self._limits, self._host = limits, parts.host
+        self._limits = limits
         self._clock = clock = MonotonicClock() if clock is None else clock
-        self._tokenizer: Tokenizer | None = None
         self._driver = driver = Driver(parts.host, limits, restart, clock, reserve=admission.policy == "reserve")
         defaults, seeds = parts.host.defaults(), random.Random()
-        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, clock, self._need_tokenizer, defaults, seeds)
-        self._serving = Serving(driver, admitting, parts.grammars, clock, lambda: self._tokenizer is not None)
+        self._loading = loading = Loading(parts.host, driver)
+        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, clock, loading.need, defaults, seeds)
+        self._serving = Serving(driver, admitting, parts.grammars, clock, loading.done)
         self._leasing = Leasing(driver, limits, clock)
         self._probing = Probing(self._serving.probe, clock.now)
         driver.start()
-        self._load_tokenizer()
-
-    def _load_tokenizer(self) -> None:
-        """Beside the engine's own boot: it can take seconds."""
-        loading = Aside("boundedgen-tokenizer")
-        loading.run(self._load_tokenizer_aside)
-        loading.close()
-
-    def _load_tokenizer_aside(self) -> None:
-        try:
-            self._tokenizer = self._host.tokenizer()
-        except BoundedGenError as error:
-            self._driver.post("give_up", "model", str(error))
-        except Exception as error:
-            self._driver.post("give_up", "model", f"the tokenizer could not be loaded: {error!r}")
-        self._driver.wakers.wake()
-
-    def _need_tokenizer(self) -> Tokenizer:
-        assert self._tokenizer is not None, "submit is refused until the tokenizer is there"
-        return self._tokenizer
+        loading.start()
 
     # --- submitting ----------------------------------------------------------------------------------------------
 
@@ -248,7 +229,7 @@ class BoundedPipeline:
 
     def health(self) -> Health:
         """Whether to send work here (`ready`), and whether to leave the process alone (`live`); answers at once."""
-        ready = self._tokenizer is not None
+        ready = self._loading.done()
         return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._clock.now())
 
     def probe(self, timeout: float = 10.0) -> ProbeResult:
@@ -281,7 +262,7 @@ class BoundedPipeline:
 
     def _decided(self) -> bool:
         state = self._driver.snapshot.state
-        served = state == "ready" and self._tokenizer is not None
+        served = state == "ready" and self._loading.done()
         return served or self._driver.over or state in ("failed", "closed")
 
     def _raise_unless_ready(self, timeout: float) -> None:
@@ -293,17 +274,18 @@ class BoundedPipeline:
 
     # --- closing -------------------------------------------------------------------------------------------------
 
-    def close(self, drain: float = 0) -> None:
+    def close(self, drain: float | timedelta = 0) -> None:
         """Accept nothing new, let what is inside end for `drain` seconds, settle the rest SHUTDOWN, end the engine.
 
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does.
         """
+        drain_s = drain_seconds(drain)
         if not self._driver.over:
-            self._driver.post("close", drain)
-        self._driver.join(drain + self._limits.reap + CLOSING_SLACK)
+            self._driver.post("close", drain_s)
+        self._driver.join(drain_s + self._limits.reap + CLOSING_SLACK)
         self._serving.close()
 
-    async def aclose(self, drain: float = 0) -> None:
+    async def aclose(self, drain: float | timedelta = 0) -> None:
         """`close` for a coroutine."""
         await asyncio.to_thread(self.close, drain)
 

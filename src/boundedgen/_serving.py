@@ -89,8 +89,8 @@ class Serving:
     def _send(self, flow: Flow) -> Generation:
         generation = Generation(flow, self._driver, self._clock)
         self._driver.submit(flow)
-        if not flow.submission.cleared:
-            self._checks.run(lambda: self._check_grammar(flow))
+        if not flow.submission.cleared and not self._checks.run(lambda: self._check_grammar(flow)):
+            self._driver.post("refuse", flow.submission.id, "its grammar cannot be checked any more")
         return generation
 
     def _check_grammar(self, flow: Flow) -> None:

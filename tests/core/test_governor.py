@@ -377,7 +377,7 @@ def test_an_implicit_lease_ends_with_its_sequence_and_leaves_nothing() -> None:
     g = Governed()
     sequence, stay = g.running(implicit_ttl=5.0)
     g.tick(4.0)
-    g.governor.read(sequence, g.now, g.now)
+    g.governor.seen(f"implicit-{sequence}", g.now, g.now)
     g.tick(4.0)
     assert g.reason(sequence) is None
     g.step(outputs=(Output(stay, (1,)),), finished=(Finish(stay, "stop"),), released=released(stay))

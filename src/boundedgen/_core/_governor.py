@@ -106,11 +106,9 @@ class Governor(Reporting):
         if row is not None:
             self._end_lease(row, "revoked", now)
 
-    def read(self, sequence: int, at: float, now: float) -> None:
-        """The reader of a sequence with an implicit lease was there at `at`."""
-        found = self.sequences.get(sequence)
-        if found is not None and found.lease is not None and found.submission.lease is None:
-            self.leases.renew(found.lease, self.clock.at(min(at, now)))
+    def seen(self, lease: str, at: float, now: float) -> None:
+        """A reader of something under a lease that reading renews was there at `at`."""
+        self.leases.renew(lease, self.clock.at(min(at, now)))
 
     def restart(self, delay_s: float | None, now: float) -> None:
         """The restart policy's answer. None: give up."""
