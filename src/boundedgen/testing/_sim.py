@@ -111,6 +111,13 @@ class SimEngine:
         while (at := self.next_event()) is not None and at <= until:
             self._advance(at)
 
+    def suspend(self, seconds: float) -> None:
+        """The process is stopped from outside for so long: whatever it was about to do comes later by that."""
+        self._ready_at += seconds
+        self._free_at += seconds
+        if self._step is not None:
+            self._step.ends += seconds
+
     def receive(self, at: float) -> list[Report]:
         """The reports that have arrived by `at`, in order; `Exited` comes last."""
         self.run(at)
