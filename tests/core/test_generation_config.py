@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boundedgen._bounds import Limits
@@ -316,6 +316,7 @@ SANE = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None, derandomize=True)
 @given(given=SANE)
 def test_what_is_accepted_is_complete_plain_data_that_checks_again_to_itself(given: dict[str, Any]) -> None:
     try:

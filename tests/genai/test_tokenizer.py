@@ -175,7 +175,7 @@ def test_a_file_that_is_no_model_fails(tmp_path: Path) -> None:
 
 
 @BOTH
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_pieces_of_real_ids_joined_equal_the_whole(which: str, tokenizer: GenAITokenizer, data: st.DataObject) -> None:
     texts = st.lists(st.one_of(st.sampled_from(HARD), st.text(max_size=10)), max_size=8).map("".join)
@@ -290,7 +290,7 @@ def some(*parts: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(config=st.one_of(some(COMMON, GREEDY), some(COMMON, SAMPLED, GREEDY), some(COMMON, BEAMS), some(COMMON, GROUPS)))
 def test_the_engine_takes_what_the_door_lets_through_and_holds_no_more_than_counted(
     engine: Raw, config: dict[str, Any]
