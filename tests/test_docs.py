@@ -1,0 +1,194 @@
+"""README and docs say what is true: generated parts, code blocks, names, links, references to tests, requirements."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from gpu import emulation
+
+import boundedgen
+from boundedgen import (
+    BoundedGenError,
+    BoundedPipeline,
+    Completion,
+    Generation,
+    GenerationError,
+    Health,
+    Limits,
+    ProbeResult,
+    Rejected,
+    RestartPolicy,
+    SchedulerStats,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: What a name in code stands for, here and in every example.
+OBJECTS: dict[str, type] = {
+    "pipeline": BoundedPipeline,
+    "generation": Generation,
+    "stats": SchedulerStats,
+    "health": Health,
+    "probe": ProbeResult,
+    "answer": Completion,
+}
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return load(ROOT / "docs" / "generate.py")
+
+
+def blocks(page: Path) -> Iterator[str]:
+    yield from re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def sources() -> list[Path]:
+    return sorted((ROOT / "examples").glob("*.py"))
+
+
+# --- generated parts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_parts_are_up_to_date(page: Path, generator: ModuleType) -> None:
+    assert generator.renewed(page.read_text()) == page.read_text(), "run: nox -s docs"
+
+
+def test_every_generated_part_is_on_some_page_and_is_not_empty(generator: ModuleType) -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert {match[2] for match in generator.PART.finditer(text)} == set(generator.PARTS)
+    assert all(part().strip() for part in generator.PARTS.values())
+
+
+def test_a_part_that_is_out_of_date_is_noticed(generator: ModuleType) -> None:
+    stale = "<!-- generated: limits -->\n| old |\n<!-- end -->"
+    assert "`running_max`" in generator.renewed(stale)
+
+
+def test_the_error_table_has_a_row_for_every_error_that_can_be_raised(generator: ModuleType) -> None:
+    public = [getattr(boundedgen, name) for name in boundedgen.__all__]
+    errors = {kind for kind in public if isinstance(kind, type) and issubclass(kind, BoundedGenError)}
+    table = generator.errors()
+    for kind in errors - {BoundedGenError, Rejected, GenerationError}:
+        row = rf"^\| `{kind.__name__}` \|.*\| {kind.http_status_hint} \| {kind.grpc_status_hint} \|"
+        assert re.search(row, table, re.MULTILINE), kind
+
+
+def test_the_wait_in_the_table_of_times_is_the_default_policys(generator: ModuleType) -> None:
+    waits = [RestartPolicy().delay(1, 0.0) for _ in range(300)]
+    longest = max(wait for wait in waits if wait is not None)
+    assert None not in waits
+    assert 0.9 * generator.FIRST_WAIT < longest <= generator.FIRST_WAIT
+
+
+def test_the_table_of_times_follows_the_limits(generator: ModuleType) -> None:
+    tight = Limits(step=1, step_per_token=0.0, step_per_attention=0.0, step_max=2, first_step=3, progress=4)
+    table = generator.answer_times(tight)
+    assert "| 1 s |" in table  # an ordinary step
+    assert "| 2 s |" in table  # any step
+    assert "| 5 s |" in table  # one of the first
+    assert "| 5 s; at most 6 s |" in table  # steps that do nothing
+
+
+# --- code on the pages -----------------------------------------------------------------------------------------------
+
+
+def test_there_is_code_to_check() -> None:
+    assert len(list(blocks(ROOT / "README.md"))) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_on_the_pages_runs_up_to_its_first_call(page: Path) -> None:
+    for block in blocks(page):
+        exec(compile(block, page.name, "exec"), {"__name__": "page"})
+
+
+def unknown_names(tree: ast.AST) -> Iterator[str]:
+    """Attributes of our module and of objects whose kind their name tells, that do not exist."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = boundedgen if node.value.id in ("b", "boundedgen") else OBJECTS.get(node.value.id)
+            if owner is not None and not has(owner, node.attr):
+                yield f"{node.value.id}.{node.attr}"
+
+
+def has(owner: object, name: str) -> bool:
+    fields = {field.name for field in getattr(owner, "__attrs_attrs__", ())}
+    return hasattr(owner, name) or name in fields
+
+
+def test_names_used_in_examples_exist() -> None:
+    assert sources()
+    assert [name for path in sources() for name in unknown_names(ast.parse(path.read_text()))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_used_in_the_text_exist(page: Path) -> None:
+    """`pipeline.x`, `generation.x`, `stats().x`, `Limits.x` and the like."""
+    kinds = {**OBJECTS, **{name: getattr(boundedgen, name) for name in boundedgen.__all__}}
+    for owner, name in re.findall(r"`(\w+)(?:\(\))?\.([a-z]\w*)", page.read_text()):
+        if owner in kinds:
+            assert has(kinds[owner], name), f"{owner}.{name} on {page.name}"
+
+
+def test_a_name_that_does_not_exist_is_noticed() -> None:
+    found = unknown_names(ast.parse("pipeline.submit(b.Bounds()); pipeline.restart(); b.Nothing"))
+    assert set(found) == {"pipeline.restart", "b.Nothing"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).resolve().exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
+
+
+# --- the project -----------------------------------------------------------------------------------------------------
+
+
+def test_nox_installs_the_emulation_that_the_tests_want() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    given = next(ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "GPU_EMULATION")
+    assert set(given) == {f"{name}=={version}" for name, version in emulation.RUNTIME.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:_\w+/)?_\w+\.py)`", page.read_text()):
+        assert (ROOT / "src" / "boundedgen" / name).exists(), name
+
+
+def test_the_installed_distribution_is_whole() -> None:
+    """A wheel has the type marker, the modules that only child processes run, and the licence."""
+    distribution = importlib.metadata.distribution("boundedgen")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        pytest.skip("installed in editable mode: there are no files of its own to look at")
+    files = {str(path) for path in distribution.files or ()}
+    wanted = ("py.typed", "_engine/__main__.py", "_engine/_grammar_child.py", "testing/_faulty_child.py")
+    assert {f"boundedgen/{name}" for name in wanted} <= files
+    assert any(name.endswith("licenses/LICENSE") for name in files)
+    assert distribution.version == boundedgen.__version__
