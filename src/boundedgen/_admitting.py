@@ -19,7 +19,7 @@ from boundedgen._door import Door, take
 from boundedgen._driver import Driver
 from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturated
 from boundedgen._flow import Flow
-from boundedgen._generation_config import generation_fields, sequences_of, streams, wants_chat_template
+from boundedgen._generation_config import engine_fields, generation_fields, sequences_of, streams, wants_chat_template
 from boundedgen._lease import Lease
 from boundedgen._prompt import messages, token_ids
 from boundedgen._text import TextStream
@@ -111,7 +111,7 @@ class Admitting:
                 unsettled=getattr(tokenizer, "unsettled", None),
             )
 
-        return Flow(submission, prompt, fields, text, self._clock.now)
+        return Flow(submission, prompt, engine_fields(fields), text, self._clock.now)
 
     # --- names, places -------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class Limits:
         256, "characters", "the engine withholds text as long as the longest one", least=1, whole=True
     )
     grammar_bytes: int = _limit(256 << 10, "bytes", "a grammar is compiled before it is used", least=1, whole=True)
-    grammar_s: float = _limit(10.0, "s", "a grammar that takes longer to compile is refused", least=0.01)
+    grammar_s: float = _limit(3.0, "s", "to compile a grammar; the engine does it again, inside a step", least=0.01)
     label_bytes: int = _limit(256, "bytes", "labels and owners appear in logs and stats", least=0, whole=True)
     owners_tracked: int = _limit(10_000, "owners", "memory of per-owner counts", least=1, whole=True)
     unread: float = _limit(

@@ -157,7 +157,7 @@ class Flow:
         text = self._text.feed(ids) if ids else ""
         if over and not self._flushed:
             self._flushed = True
-            text += self._text.flush(stopped=self._stopped_by_string())
+            text += self._text.flush(stopped=self._stopped_by_string(self.token_ids))
         if not ids and not text:
             return None
         self._spoken.append(text)
@@ -174,10 +174,10 @@ class Flow:
             over = self.settled is not None
             text = whole.feed(self.token_ids[:])
             if over:
-                text = self._whole = text + whole.flush(stopped=self._stopped_by_string())
+                text = self._whole = text + whole.flush(stopped=self._stopped_by_string(self.token_ids))
             return text
 
-    def _stopped_by_string(self) -> bool:
+    def _stopped_by_string(self, ids: Sequence[int]) -> bool:
         """The engine ended it at a stop string, and not at a stop token."""
         if (
             self.settled is None
@@ -186,7 +186,7 @@ class Flow:
         ):
             return False
         ends = {self.config.get("eos_token_id"), *self.config.get("stop_token_ids", ())}
-        return not self.token_ids or self.token_ids[-1] not in ends
+        return not ids or ids[-1] not in ends
 
     def completion(self) -> Completion:
         """The output so far, or all of it."""
@@ -213,10 +213,11 @@ class Flow:
         )
 
     def _alternative(self, result: SequenceResult, with_logprobs: bool) -> Alternative:
-        text = self._new_text()
+        text, ids = self._new_text(), result.token_ids
+        stopped = len(ids) < self.submission.max_new_tokens and self._stopped_by_string(ids)
         return Alternative(
-            text=text.feed(result.token_ids) + text.flush(),
-            token_ids=result.token_ids,
+            text=text.feed(ids) + text.flush(stopped=stopped),
+            token_ids=ids,
             score=result.score,
             logprobs=result.logprobs if with_logprobs else (),
         )

@@ -87,7 +87,13 @@ class Tokenizer(Protocol):
         """Without special tokens. Never raises; bytes that are no character yet become U+FFFD."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None, context: Mapping[str, Any] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        context: Mapping[str, Any] | None,
+    ) -> str:
         """Chat messages through the chat template, ready for the assistant's turn."""
         ...
 
