@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -24,6 +25,8 @@ from boundedgen.testing._clock import VirtualClock
 from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim import SimEngine
 from boundedgen.testing._sim_model import SimModel
+
+pytestmark = pytest.mark.timeout(900)  # a failure is shrunk before it is shown
 
 K = FaultKind
 LIMITS = Limits(
@@ -359,6 +362,22 @@ class GovernorMachine(RuleBasedStateMachine):
     def _renew(self, lease: str, at: float, now: float) -> None:
         self.oracle.renewed(lease, at, self._feed(lambda: self.governor.renew(lease, at, now)))
 
+    @precondition(lambda self: not self.stopped)
+    @rule(ttl=st.sampled_from([0.5, 3.0]), by=st.sampled_from([-0.1, 0.1]), renewed=st.booleans())
+    def outlive_a_lease(self, ttl: float, by: float, renewed: bool) -> None:
+        """Two generations under one lease, a driver that is stopped around its end, a renewal just in time or late."""
+        self.grant(ttl)
+        lease = f"lease-{self.ids}"
+        for _ in range(2):
+            submission = self._new(prompt_tokens=5, max_new_tokens=25, bounds=Bounds(total=TOTAL_MAX), lease=lease)
+            self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
+        self.stopped = True
+        self.clock.advance(ttl + by)
+        at = self.now
+        if renewed:
+            self._command(lambda now: self._renew(lease, at, now))
+        self._wake()
+
     @rule(which=st.integers(0, 30))
     def revoke(self, which: int) -> None:
         leases = sorted(i for i in self.oracle.leases if not i.startswith("implicit"))
@@ -534,7 +553,7 @@ def _prompt(submission: Submission) -> tuple[int, ...]:
 _DEEP = os.environ.get("BOUNDEDGEN_EXAMPLES")
 TestGovernor = GovernorMachine.TestCase
 TestGovernor.settings = settings(
-    max_examples=int(_DEEP or 250),
+    max_examples=int(_DEEP or 150),
     stateful_step_count=int(os.environ.get("BOUNDEDGEN_STEPS", 50)),
     derandomize=_DEEP is None,
     database=None,
