@@ -79,6 +79,24 @@ def test_by_count_a_finished_stay_is_gone_a_step_later_and_newcomers_do_not_hide
     assert [stay.released() for stay in newcomers] == [False] * 4
 
 
+# --- boots that cannot succeed -----------------------------------------------------------------------------------
+
+
+def test_a_model_file_that_is_cut_off_is_refused_before_the_engine_sees_it(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(BootRefusedError) as refused:
+        _genai.load({**spec("plain", num_kv_blocks=8), "models_path": str(path)})
+    assert (refused.value.kind, refused.value.permanent) == ("model", True)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_device_that_is_missing_heals_only_if_it_was_there_once(served: bool) -> None:
+    with pytest.raises(BootRefusedError) as refused:
+        _genai.load({**spec("plain", num_kv_blocks=8), "device": "GPU.77", "served": served})
+    assert (refused.value.kind, refused.value.permanent) == ("device", not served)
+
+
 # --- hybrids -----------------------------------------------------------------------------------------------------
 
 

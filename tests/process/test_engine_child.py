@@ -322,6 +322,8 @@ def test_a_frame_cut_off_by_death_is_death_and_no_broken_wire() -> None:
 def test_an_engine_that_ignores_stops_reports_them_taken_and_never_released() -> None:
     with alive(simulated({"ignore_stops": True, "step_s": 0.001})) as life:
         stay = life.admit([5], max_new_tokens=100_000)
+        while not life.tokens(stay):
+            life.turn()
         life.link.stop(stay)
         life.until(lambda report: isinstance(report, Progress) and stay in report.stopping)
         for _ in range(5):
@@ -338,6 +340,15 @@ def test_a_fault_of_one_incarnation_leaves_the_next_alone() -> None:
         stay = life.admit([5])
         life.released(stay)
         assert {report.incarnation for report in life.reports if isinstance(report, Progress | Ready)} == {2}
+
+
+def test_a_host_tells_each_engine_whether_an_earlier_one_was_ready() -> None:
+    host = simulated()
+    served = []
+    for incarnation in (1, 2, 3):
+        with alive(host, incarnation, ready=incarnation == 2):
+            served.append(host._served)
+    assert served == [False, False, True]
 
 
 def test_a_boot_that_is_refused_is_told_and_then_the_process_ends() -> None:

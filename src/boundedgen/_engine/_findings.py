@@ -1,4 +1,4 @@
-"""What is known to be wrong in which release of openvino-genai: data, each row resting on an experiment in tests/genai."""
+"""What is known to be wrong in which release of openvino-genai: data, resting on experiments in tests/genai."""
 
 from __future__ import annotations
 

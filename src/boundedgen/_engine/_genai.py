@@ -248,11 +248,8 @@ def load(spec: Mapping[str, Any]) -> GenAIEngine:
     try:
         return _load(spec)
     except Exception as error:
-        raise _diagnosed(str(spec["device"]), f"{type(error).__name__}: {error}") from error
-
-
-def _diagnosed(device: str, text: str) -> BootRefusedError:
-    return BootRefusedError(*diagnose(device, text))
+        text = f"{type(error).__name__}: {error}"
+        raise BootRefusedError(*diagnose(spec["device"], text, served=bool(spec.get("served")))) from error
 
 
 def _load(spec: Mapping[str, Any]) -> GenAIEngine:

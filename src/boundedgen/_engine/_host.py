@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -68,11 +69,15 @@ class GenAIHost:
         }
 
     _tokenizer: Tokenizer | None
+    _last: ChildLink | None = None
+    _served = False  #: an earlier incarnation was ready: a device that is missing now was there once
 
     def spawn(self, incarnation: int) -> ChildLink:
         """Start a fresh engine. By the driver's thread only. Raises OSError if no process can be started."""
+        self._served = self._served or (self._last is not None and self._last.was_ready)
         link = start(self._module, incarnation, self._limits)
-        link.send(Boot(self._spec))
+        link.send(Boot({**self._spec, "served": self._served}))
+        self._last = link
         return link
 
     def tokenizer(self) -> Tokenizer:
@@ -211,22 +216,18 @@ class _Life:
             _lost.append(self)
 
 
-_lost: list[_Life] = []
+_lost: deque[_Life] = deque()  # of all hosts of this process, and so of several driver threads
 
 
 def reap_lost() -> None:
     """Leave no zombie of an engine that was disposed of before it had left."""
-    for life in [life for life in _lost if life.reap() is not None]:
-        _lost.remove(life)
-        os.close(life.pidfd)
-
-
-def _pidfd(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return os.pidfd_open(process.pid)
-    except OSError:
-        process.kill()
-        raise
+    for _ in range(len(_lost)):
+        with contextlib.suppress(IndexError):
+            life = _lost.popleft()
+            if life.reap() is None:
+                _lost.append(life)
+            else:
+                os.close(life.pidfd)
 
 
 @final
@@ -251,6 +252,7 @@ class ChildLink:
         self._deaf = False  # the command pipe has no reader any more
         self._mute = False  # what comes from here on is not looked at
         self._met = False
+        self.was_ready = False
         self._disposed = False
 
     @property
@@ -346,6 +348,7 @@ class ChildLink:
             return self._meet(word)
         if not self._met:
             raise WireError("a report before the first word")
+        self.was_ready = self.was_ready or isinstance(word, Ready)
         if isinstance(word, Ready | BootFailed | Progress | StepRaised):
             return [word]
         raise WireError("a command, from the engine")
