@@ -166,9 +166,9 @@ def crash(pipeline: b.BoundedPipeline, inside: list[b.Generation], waiting: b.Ge
 
 
 def at_rest(pipeline: b.BoundedPipeline) -> b.SchedulerStats:
-    """A cancelled caller is answered before the engine has let go; that takes one more step."""
+    """A caller is answered before the engine has let go; that takes one more step."""
     until = time.monotonic() + 10
-    while (stats := pipeline.stats()).stopping and time.monotonic() < until:
+    while (stats := pipeline.stats()).running + stats.waiting + stats.stopping and time.monotonic() < until:
         time.sleep(0.02)
     return stats
 
