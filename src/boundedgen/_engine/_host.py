@@ -230,6 +230,14 @@ def reap_lost() -> None:
                 os.close(life.pidfd)
 
 
+def _pidfd(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        raise
+
+
 @final
 class ChildLink:
     """One engine process, seen from the driver's thread. No call waits; none raises for what the engine did."""
