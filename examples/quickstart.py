@@ -22,7 +22,7 @@ import boundedgen as b
 STORY = [{"role": "user", "content": "Tell me a very long story about a lighthouse keeper."}]
 LONG: dict[str, Any] = {"max_new_tokens": 3000, "ignore_eos": True}  # takes its time
 SCHEDULER = {"num_kv_blocks": 1024, "max_num_seqs": 3}
-LATE = 0.5  # seconds of slack for a machine that is busy with other things; the times themselves are printed
+LATE = 1  # seconds of slack for a machine that is busy with other things; the times themselves are printed
 failed: list[str] = []
 
 
