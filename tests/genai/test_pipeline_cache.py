@@ -74,7 +74,7 @@ def test_field_report_58_a_giant_is_refused_at_once_and_nobody_waits_behind_it()
     limits = bg.Limits(running_max=4, max_new_tokens_default=100)
     with lane(scheduler={**EIGHT, "max_num_batched_tokens": 64}, limits=limits) as pipeline:
         running = pipeline.submit(ids(10), max_new_tokens=200, **FULL)
-        next(iter(running))
+        assert until(pipeline, lambda stats: stats.running == 1).running == 1
         began = time.monotonic()
         with pytest.raises(bg.NeverFits):
             pipeline.submit(ids(601), **FULL)
@@ -82,6 +82,7 @@ def test_field_report_58_a_giant_is_refused_at_once_and_nobody_waits_behind_it()
         assert pipeline.generate("hi", max_new_tokens=5, **FULL).total_s < 2
         with pytest.raises(bg.NeverFits):
             pipeline.submit(ids(200), **FULL)
+        assert running.result(30).completion_tokens == 200
 
 
 def test_field_report_58_without_split_fuse_a_prompt_longer_than_a_step_is_refused() -> None:
