@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -151,10 +152,10 @@ class Traces:
     def now(cls) -> Traces:
         me = psutil.Process()
         children = frozenset(child.pid for child in me.children(recursive=True))
-        return cls(me.num_fds(), me.num_threads(), children, _names("/dev/shm"), _names("/tmp"))
+        return cls(me.num_fds(), threading.active_count(), children, _names("/dev/shm"), _names("/tmp"))
 
     def beyond(self, before: Traces) -> dict[str, Any]:
-        """What there is more of now; threads of OpenVINO's own pools come once and stay, so few are nothing."""
+        """What there is more of now. Threads are Python's: those of OpenVINO's own pools come once and stay."""
         more = {
             "descriptors": max(0, self.descriptors - before.descriptors),
             "threads": max(0, self.threads - before.threads),
@@ -260,7 +261,7 @@ def in_ms(values: list[float]) -> str:
 
 @contextlib.contextmanager
 def script(source: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that runs `source`, with the tests importable; killed in the end, its engine with it."""
+    """A Python process that runs `source`, with the tests importable; killed in the end, or after SETTLING_S."""
     path = os.pathsep.join([str(MODELS.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
@@ -270,11 +271,15 @@ def script(source: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
+    patience = threading.Timer(SETTLING_S, process.kill)
+    patience.start()
     try:
         yield process
     finally:
+        patience.cancel()
         process.kill()
         process.communicate()
+        patience.join()
 
 
 def said(process: subprocess.Popen[str], what: str = "") -> str:
