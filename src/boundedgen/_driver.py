@@ -202,13 +202,21 @@ class Driver:
 
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
-        while not all(self._condemned(lease, now) for lease in self.governor.leases_due(now)):
+        while not self._end_what_is_over(now):
             self._take_commands(now)  # each round needs a renewal that was not there in the last one
         for sequence in list(self._unread.due(now)):
             self._judge_reader(sequence, now)
         if self._policy_due is not None and now >= self._policy_due:
             self._policy_due = self._asked = None
             self.post("restart", RestartPolicy().delay(self.governor.life.failures, 0.0))
+
+    def _end_what_is_over(self, now: float) -> bool:
+        """False: a lease is due of which there is newer evidence among the commands."""
+        due = self.governor.leases_due(now)
+        over = [lease for lease in due if self._condemned(lease, now)]
+        for lease in over:  # at once: a renewal that comes after its claim was closed must not bring it back
+            self.governor.expire(lease, now)
+        return over == due
 
     def _condemned(self, lease: str, now: float) -> bool:
         """True: it really is over. False: there is newer evidence, or a renewal is in the queue."""
@@ -219,8 +227,8 @@ class Driver:
         before = row.expires
         for sequence in row.sequences:
             flow = self.flows.get(sequence)
-            if flow is not None:
-                self.governor.seen(lease, flow.seen_at(now), now)
+            for since, until in () if flow is None else flow.presence(now):
+                self.governor.seen(lease, until, now, since=since)
         return row.expires <= before and (cell is None or cell.close())
 
     def _judge_reader(self, sequence: int, now: float) -> None:

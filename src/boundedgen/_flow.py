@@ -49,7 +49,7 @@ class Flow:
         self.reading_since: float | None = None
         self.read_at = submission.submitted_at
         self.unread_since: float | None = None
-        self._readers: dict[int, None] = {}  # waiting in a call right now
+        self._readers: dict[int, float] = {}  # waiting in a call right now, since when
         self._new_text = text
         self._text = text()
         self._taken = 0
@@ -103,14 +103,17 @@ class Flow:
 
     def neglected_since(self) -> float | None:
         """Since when its stream, once begun, has text that nobody took; None: it has none."""
-        began, since = self.reading_since, self.unread_since
-        if began is None or since is None or self._readers or not self.untaken:
+        since = self.unread_since
+        if self.reading_since is None or since is None or self._readers or not self.untaken:
             return None
-        return max(began, since)
+        return max(since, self.read_at)  # it was there until then, be it only to wait
 
-    def seen_at(self, now: float) -> float:
-        """When its reader was last there; one that waits in a call is there now."""
-        return now if self._readers else self.read_at
+    def presence(self, now: float) -> Iterator[tuple[float, float]]:
+        """From when to when somebody was there: the last time somebody left, and whoever waits in a call now."""
+        yield self.read_at, self.read_at
+        since = min(list(self._readers.values()), default=None)
+        if since is not None:
+            yield since, now
 
     # --- the readers' side ---------------------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class Flow:
     def reader(self) -> Iterator[None]:
         """Whoever waits inside is there: that renews an implicit lease, and nothing is held against it."""
         key = next(_keys)
-        self._readers[key] = None
+        self._readers[key] = self.now()
         try:
             yield
         finally:

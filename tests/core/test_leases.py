@@ -42,6 +42,18 @@ def test_evidence_that_arrives_late_counts_from_when_it_was_given() -> None:
     assert row.expires == 8.0
 
 
+def test_whoever_is_there_when_it_would_expire_keeps_it() -> None:
+    leases, row = granted()
+    assert leases.seen("a", 4.0, 7.0)
+    assert row.expires == 12.0
+
+
+def test_whoever_comes_when_it_has_expired_does_not() -> None:
+    leases, row = granted()
+    assert not leases.seen("a", 5.0, 7.0)
+    assert leases.expired(7.0) == [row]
+
+
 def test_ending_it_gives_it_once() -> None:
     leases, row = granted()
     assert leases.end("a") is row

@@ -99,8 +99,9 @@ class ReadyClock:
 
     def at(self, instant: float) -> float:
         """The reading at `instant`: now, or before, as far back as the beginning of the last standstill but one."""
-        if self._since is not None:
-            return min(instant, self._since) - self._stood
+        stands_since = self._since  # looked at once: owners of leases read this clock from their own threads
+        if stands_since is not None:
+            return min(instant, stands_since) - self._stood
         since, until, before = self._last
         return instant - self._stood if instant >= until else min(instant, since) - before
 

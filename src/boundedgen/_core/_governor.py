@@ -96,8 +96,8 @@ class Governor(Reporting):
             self.leases.grant(row, self.clock.at(now))
 
     def renew(self, lease: str, at: float, now: float) -> bool:
-        """The owner was there at `at`. False: the lease is over, and stays so."""
-        held = self.leases.renew(lease, self.clock.at(min(at, now)))
+        """The owner was there at `at`, which can be later than the wake that hears of it. False: it is over."""
+        held = self.leases.renew(lease, self.clock.at(at))
         self.tally.leases["renewed" if held else "refused"] += 1
         return held
 
@@ -106,9 +106,15 @@ class Governor(Reporting):
         if row is not None:
             self._end_lease(row, "revoked", now)
 
-    def seen(self, lease: str, at: float, now: float) -> None:
-        """A reader of something under a lease that reading renews was there at `at`."""
-        self.leases.renew(lease, self.clock.at(min(at, now)))
+    def expire(self, lease: str, now: float) -> None:
+        """A lease that `leases_due` told of, and of which there is no newer evidence."""
+        row = self.leases.end(lease)
+        if row is not None:
+            self._end_lease(row, "expired", now)
+
+    def seen(self, lease: str, at: float, now: float, *, since: float | None = None) -> None:
+        """A reader of something under a lease that reading renews was there at `at`, and from `since` until then."""
+        self.leases.seen(lease, self.clock.at(at if since is None else since), self.clock.at(at))
 
     def restart(self, delay_s: float | None, now: float) -> None:
         """The restart policy's answer. None: give up."""

@@ -35,17 +35,21 @@ class Leases:
 
     def grant(self, row: Lease, reading: float) -> None:
         assert row.id not in self._live, "lease ids are never reused"
-        row.expires = reading + row.ttl
+        row.expires = max(row.expires, reading + row.ttl)  # what its owner was told already
         self._live[row.id] = row
         self._agenda.set(row.id, row.expires)
 
     def renew(self, lease: str, reading: float) -> bool:
         """Valid until `reading` + ttl. False: it is over, and nothing changes."""
+        return self.seen(lease, reading, reading)
+
+    def seen(self, lease: str, since: float, until: float) -> bool:
+        """Its owner was there from `since` to `until`: whoever is there when it would expire keeps it."""
         row = self._live.get(lease)
-        if row is None or row.expires <= reading:
+        if row is None or row.expires <= since:
             return False
         row.graced = False
-        row.expires = max(row.expires, reading + row.ttl)
+        row.expires = max(row.expires, until + row.ttl)
         self._agenda.set(lease, row.expires)
         return True
 

@@ -1,0 +1,203 @@
+"""Leases and shares as users hold them: renewed by whom, limited to what. The engine is under the test's hand."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from core.hand_engine import A, HandEngine, lane, until
+
+import boundedgen as b
+
+
+def test_an_explicit_lease_is_renewed_by_renew_and_by_nothing_else() -> None:
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=10)
+        g = pipeline.submit("x", max_new_tokens=20, lease=lease)
+        assert (g.owner, lease.live, lease.ttl_s) == ("me", True, 10)
+        stream = iter(g)
+        for _ in range(3):
+            engine.clock.skip(4)
+            engine.say(A)
+            next(stream)
+            if lease.remaining_s > 4:
+                lease.renew()
+        engine.clock.skip(9)
+        engine.say(A)
+        with pytest.raises(b.LeaseLost):  # noqa: PT012
+            for _ in stream:
+                engine.clock.skip(2)
+        assert not lease.live
+        with pytest.raises(b.LeaseExpired):
+            lease.renew()
+        with pytest.raises(b.LeaseExpired):
+            pipeline.submit("x", lease=lease)
+
+
+def test_with_renew_on_read_whoever_reads_keeps_it() -> None:
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=10, renew_on_read=True)
+        g = pipeline.submit("x", max_new_tokens=20, lease=lease)
+        stream = iter(g)
+        for _ in range(5):
+            engine.clock.skip(6)
+            engine.say(A)
+            assert next(stream).text == "a"
+        assert g.phase == "running"
+        engine.clock.skip(11)
+        until(lambda: g.phase == "settled")
+        assert g.finish_reason is b.FinishReason.LEASE
+        until(lambda: not lease.live)
+
+
+def test_an_implicit_lease_is_kept_by_reading_and_lost_by_silence() -> None:
+    with lane(lease_ttl=10) as (pipeline, engine):
+        read, left = (pipeline.submit("x", max_new_tokens=20) for _ in range(2))
+        stream = iter(read)
+        for _ in range(3):
+            engine.clock.skip(6)
+            engine.say(A)
+            next(stream)
+        until(lambda: left.phase == "settled")
+        assert left.finish_reason is b.FinishReason.LEASE
+        assert read.phase == "running"
+
+
+def test_a_blocked_waiter_is_there_for_as_long_as_it_waits() -> None:
+    with lane(lease_ttl=5) as (pipeline, engine):
+        g = pipeline.submit("x", max_new_tokens=20)
+        results: list[b.Completion] = []
+        waiter = threading.Thread(target=lambda: results.append(g.result(20)))
+        waiter.start()
+        until(lambda: g._flow._readers)
+        for _ in range(6):
+            engine.clock.skip(4)
+            time.sleep(0.01)
+        assert g.phase == "running"
+        engine.say(A)
+        engine.finish()
+        waiter.join(20)
+        assert [r.text for r in results] == ["a"]
+        assert pipeline.stats().leases == 0
+
+
+def test_revoking_ends_everything_under_it_and_is_done_once() -> None:
+    with lane() as (pipeline, _engine):
+        with pipeline.lease("me", ttl=60) as lease:
+            under = [pipeline.submit("x", max_new_tokens=8, lease=lease.id) for _ in range(6)]
+            other = pipeline.submit("x", max_new_tokens=8)
+            assert pipeline.find_lease(lease.id) is lease
+        for g in under:
+            with pytest.raises(b.LeaseLost):
+                g.result(20)
+        assert other.phase != "settled"
+        assert not pipeline.revoke(lease.id)
+        assert pipeline.find_lease(lease.id) is None
+
+
+def test_unknown_expired_and_another_owner_s_lease_look_alike() -> None:
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=60)
+        messages = set()
+        for id_, owner in (("0" * 32, None), (lease.id, "you")):
+            with pytest.raises(b.LeaseExpired) as caught:
+                pipeline.renew(id_, owner)
+            messages.add(str(caught.value))
+        assert pipeline.renew(lease.id, "me") is lease
+        engine.clock.skip(61)
+        with pytest.raises(b.LeaseExpired) as caught:
+            pipeline.renew(lease.id, "me")
+        messages.add(str(caught.value))
+        assert len(messages) == 1
+
+
+def test_the_owner_comes_from_the_lease() -> None:
+    with lane() as (pipeline, _engine):
+        lease = pipeline.lease("me", ttl=60)
+        with pytest.raises(b.InvalidRequest, match="owner comes from the lease"):
+            pipeline.submit("x", lease=lease, owner="you")
+        assert pipeline.submit("x", max_new_tokens=8, lease=lease, owner="me").owner == "me"
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def refused(pipeline: b.BoundedPipeline, **arguments: Any) -> b.Saturated:
+    with pytest.raises(b.Saturated) as caught:
+        pipeline.submit("x", max_new_tokens=8, **arguments)
+    assert caught.value.retry_after_s > 0
+    return caught.value
+
+
+def test_a_lease_has_as_many_sequences_as_it_may_have_and_each_end_makes_room() -> None:
+    with lane() as (pipeline, _engine):
+        lease = pipeline.lease("me", ttl=60, max_sequences=2)
+        first, second = (pipeline.submit("x", max_new_tokens=8, lease=lease) for _ in range(2))
+        assert "lease" in str(refused(pipeline, lease=lease))
+        first.cancel()
+        until(lambda: first.phase == "settled")
+        third = pipeline.submit("x", max_new_tokens=8, lease=lease)
+        refused(pipeline, lease=lease)
+        assert {second.phase, third.phase} <= {"waiting", "running"}
+
+
+def test_an_owner_has_as_many_as_it_may_have_and_others_are_not_in_its_way() -> None:
+    with lane(limits=b.Limits(owner_max=1, progress=1e6)) as (pipeline, engine):
+        mine = pipeline.submit("x", max_new_tokens=8, owner="me")
+        refused(pipeline, owner="me")
+        yours = pipeline.submit("x", max_new_tokens=8, owner="you")
+        engine.stay(1)
+        engine.say(A)
+        engine.finish()
+        mine.result(20)
+        again = pipeline.submit("x", max_new_tokens=8, owner="me")
+        assert {again.phase, yours.phase} <= {"waiting", "running"}
+
+
+def test_a_full_queue_refuses_and_what_is_refused_costs_nothing() -> None:
+    with lane(HandEngine(running_max=1), limits=b.Limits(waiting_max=2, owner_max=5, progress=1e6)) as (
+        pipeline,
+        _engine,
+    ):
+        running = pipeline.submit("x", max_new_tokens=8)
+        until(lambda: running.phase == "running")
+        waiting = [pipeline.submit("x", max_new_tokens=8) for _ in range(2)]
+        for _ in range(20):
+            refused(pipeline)
+        until(lambda: pipeline.stats().submitted_total == 3)
+        assert pipeline.stats().rejected_total == {"Saturated": 20}
+        waiting[0].cancel()
+        until(lambda: waiting[0].phase == "settled")
+        waiting[0] = pipeline.submit("x", max_new_tokens=8)
+        refused(pipeline)
+
+
+def test_a_call_that_is_refused_for_another_reason_gives_its_places_back() -> None:
+    with lane(limits=b.Limits(waiting_max=3, owner_max=2, progress=1e6)) as (pipeline, _engine):
+        lease = pipeline.lease("me", ttl=60, max_sequences=1)
+        for _ in range(10):
+            with pytest.raises(b.NeverFits):
+                pipeline.submit("x" * 2000, max_new_tokens=8, lease=lease)
+            with pytest.raises(b.InvalidRequest):
+                pipeline.submit("x", no_such_field=1, lease=lease)
+            with pytest.raises(b.InvalidRequest):
+                pipeline.submit(b"x", lease=lease)
+            with pytest.raises(b.NeverFits):
+                pipeline.generate_many(["x", "x" * 2000], max_new_tokens=8)
+        assert pipeline.submit("x", max_new_tokens=8, lease=lease).phase in ("waiting", "running")
+        until(lambda: pipeline.stats().submitted_total == 1)
+
+
+def test_leases_are_limited_and_their_places_come_back() -> None:
+    with lane(limits=b.Limits(leases_max=2, progress=1e6)) as (pipeline, engine):
+        first, second = pipeline.lease("a", ttl=10), pipeline.lease("b", ttl=60)
+        with pytest.raises(b.Saturated):
+            pipeline.lease("c", ttl=60)
+        first.revoke()
+        third = pipeline.lease("c", ttl=60)
+        until(lambda: pipeline.stats().leases == 2)
+        engine.clock.skip(61)
+        until(lambda: len(pipeline._leasing._left) == 2)
+        assert not second.live
+        assert not third.live
+        assert len([pipeline.lease("d", ttl=60) for _ in range(2)]) == 2

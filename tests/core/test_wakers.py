@@ -1,0 +1,161 @@
+"""Nobody who waits is forgotten, and nobody who left is remembered."""
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+
+from boundedgen._wakers import Wakers
+
+
+def test_what_is_true_already_is_not_waited_for() -> None:
+    wakers = Wakers()
+    assert wakers.wait(lambda: True, 0.0)
+    assert wakers.wait(lambda: True)
+
+
+def test_a_wait_without_a_wake_ends_with_its_timeout_and_leaves_nothing() -> None:
+    wakers = Wakers()
+    began = time.monotonic()
+    assert not wakers.wait(lambda: False, 0.02)
+    assert 0.02 <= time.monotonic() - began < 5
+    assert not wakers
+
+
+def test_a_timeout_of_nothing_only_looks() -> None:
+    assert not Wakers().wait(lambda: False, 0.0)
+    assert not Wakers().wait(lambda: False, -1.0)
+
+
+def test_what_came_true_at_the_last_moment_counts() -> None:
+    looks = itertools.chain([False, False], itertools.repeat(True))
+    assert Wakers().wait(lambda: next(looks), 0.001)
+
+
+def test_a_wake_without_the_condition_is_waited_on() -> None:
+    wakers, state = Wakers(), {"done": False, "woken": 0}
+
+    def done() -> bool:
+        state["woken"] += 1
+        return bool(state["done"])
+
+    thread = threading.Thread(target=wakers.wait, args=(done, 20.0))
+    thread.start()
+    _spin(lambda: bool(wakers))
+    seen = state["woken"]
+    wakers.wake()
+    _spin(lambda: state["woken"] > seen and bool(wakers))
+    state["done"] = True
+    wakers.wake()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not wakers
+
+
+def test_no_wake_up_is_lost_between_threads() -> None:
+    """Two threads throw a ball ten thousand times; a lost wake-up would stop the game."""
+    wakers, turns = Wakers(), [0]
+    rounds = 5_000
+
+    def player(me: int) -> None:
+        for n in range(rounds):
+            assert wakers.wait(lambda: turns[0] >= 2 * n + me, 20.0), "a wake-up was lost"  # noqa: B023
+            turns[0] += 1
+            wakers.wake()
+
+    threads = [threading.Thread(target=player, args=(me,)) for me in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert turns[0] == 2 * rounds
+    assert not wakers
+
+
+def test_no_wake_up_is_lost_between_a_thread_and_a_loop() -> None:
+    wakers, turns = Wakers(), [0]
+    rounds = 1_500
+
+    def thread_side() -> None:
+        for n in range(rounds):
+            if not wakers.wait(lambda: turns[0] >= 2 * n + 1, 20.0):  # noqa: B023
+                return
+            turns[0] += 1
+            wakers.wake()
+
+    async def loop_side() -> None:
+        for n in range(rounds):
+            assert await wakers.until(lambda: turns[0] >= 2 * n, 20.0), "a wake-up was lost"  # noqa: B023
+            turns[0] += 1
+            wakers.wake()
+        assert await wakers.until(lambda: turns[0] == 2 * rounds, 20.0)
+
+    thread = threading.Thread(target=thread_side)
+    thread.start()
+    asyncio.run(loop_side())
+    thread.join(60)
+    assert turns[0] == 2 * rounds
+    assert not wakers
+
+
+def test_one_wake_reaches_any_number_of_waiters_of_both_kinds() -> None:
+    wakers, done, woken = Wakers(), threading.Event(), []
+    threads = [threading.Thread(target=lambda: woken.append(wakers.wait(done.is_set, 20.0))) for _ in range(20)]
+
+    async def main() -> list[bool]:
+        tasks = [asyncio.create_task(wakers.until(done.is_set, 20.0)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(_spin, lambda: len(wakers._waiting) == 40)
+        done.set()
+        wakers.wake()
+        return await asyncio.gather(*tasks)
+
+    for thread in threads:
+        thread.start()
+    assert asyncio.run(main()) == [True] * 20
+    for thread in threads:
+        thread.join(20)
+    assert woken == [True] * 20
+    assert not wakers
+
+
+def test_a_coroutine_that_times_out_or_is_cancelled_leaves_nothing() -> None:
+    wakers = Wakers()
+
+    async def main() -> None:
+        assert not await wakers.until(lambda: False, 0.001)
+        task = asyncio.create_task(wakers.until(lambda: False))
+        await asyncio.sleep(0)
+        assert wakers
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert not wakers
+
+
+def test_a_waiter_whose_loop_is_closed_does_not_disturb_the_one_who_wakes() -> None:
+    wakers = Wakers()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(wakers.until(lambda: False))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    wakers.wake()
+    wakers.wake()
+    assert not wakers
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this test is about
+    coroutine = task.get_coro()
+    del task
+    assert coroutine is not None
+    coroutine.close()
+
+
+def _spin(done: object) -> None:
+    assert callable(done)
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.0005)
