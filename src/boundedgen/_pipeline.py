@@ -269,7 +269,8 @@ class BoundedPipeline:
         health = self.health()
         if health.state in (HealthState.READY, HealthState.STALLED):
             return
-        self._serving.refuse_unless_served()
+        if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
+            self._serving.refuse_unless_served()
         raise EngineUnavailable(f"not ready within {timeout:g} s: {health.state}", retry_after_s=health.retry_after_s)
 
     # --- closing -------------------------------------------------------------------------------------------------
