@@ -81,6 +81,11 @@ def until(
         time.sleep(0.002)
 
 
+def running(pipeline: BoundedPipeline, count: int = 1) -> None:
+    """Wait until so many are."""
+    assert until(pipeline, lambda stats: stats.running == count).running == count
+
+
 def conserved(stats: SchedulerStats) -> bool:
     """Promise 10."""
     return stats.submitted_total == sum(stats.finished_total.values()) + stats.waiting + stats.running

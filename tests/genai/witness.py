@@ -64,16 +64,24 @@ class Ticks(_Spans):
     def __enter__(self) -> "Ticks":
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticks")
+        self.began = self.ended = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.ended = time.monotonic()
         self._over.set()
-        self._thread.join(10)
+        self._thread.join(60)
+
+    @property
+    def own_s(self) -> float:
+        """How long the block took, without the times in which no thread of this process got anywhere."""
+        return self.ended - self.began - self.within(self.began, self.ended)
 
     def _tick(self) -> None:
-        last = time.monotonic()
-        while not self._over.wait(TICK_S):
+        last, over = time.monotonic(), False
+        while not over:
+            over = self._over.wait(TICK_S)
             now = time.monotonic()
             if now - last > STALL_S:
                 self.spans.append((last + TICK_S, now))
