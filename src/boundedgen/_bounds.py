@@ -27,8 +27,20 @@ def _duration(self_: Any, attribute: "Attribute[Any]", value: float | None) -> N
     seconds(attribute.name, value)
 
 
-def _bound(name: str) -> Any:
-    return field(default=None, converter=lambda v: seconds(name, v), kw_only=True)
+def _total(value: Seconds) -> float | None:
+    return seconds("total", value)
+
+
+def _queued(value: Seconds) -> float | None:
+    return seconds("queued", value)
+
+
+def _first_token(value: Seconds) -> float | None:
+    return seconds("first_token", value)
+
+
+def _next_token(value: Seconds) -> float | None:
+    return seconds("next_token", value)
 
 
 @final
@@ -42,10 +54,10 @@ class Bounds:
     enters the engine. The effective bound is the tighter of the pipeline's and the call's.
     """
 
-    total: float | None = _bound("total")
-    queued: float | None = _bound("queued")
-    first_token: float | None = _bound("first_token")
-    next_token: float | None = _bound("next_token")
+    total: float | None = field(default=None, converter=_total, kw_only=True)
+    queued: float | None = field(default=None, converter=_queued, kw_only=True)
+    first_token: float | None = field(default=None, converter=_first_token, kw_only=True)
+    next_token: float | None = field(default=None, converter=_next_token, kw_only=True)
 
     def tightest(self, other: "Bounds") -> "Bounds":
         """The tighter of both, kind by kind."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
 from attrs import frozen
 
@@ -22,6 +22,7 @@ from boundedgen.abc import EngineHost, Tokenizer
 POLICIES = ("reserve", "engine")
 
 
+@final
 @frozen(kw_only=True)
 class Admission:
     """How sequences are let into the engine.

@@ -146,6 +146,8 @@ class Health:
 
 @final
 class ProbeVerdict(enum.StrEnum):
+    """What a probe found out."""
+
     OK = "ok"
     FAILED = "failed"  #: also a timeout: a probe is never inconclusive
     NOT_RUN = "not_run"  #: the engine has no room that could be set aside for it

@@ -1,0 +1,218 @@
+"""The shape of the code: imports point one way, files and functions stay small, names say what they are."""
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "boundedgen"
+FILES = sorted(SRC.rglob("*.py"))
+MODULES = {".".join(("boundedgen", *path.relative_to(SRC).with_suffix("").parts)): path for path in FILES}
+LINES_MAX = 400
+FUNCTION_MAX, FUNCTION_P90, FUNCTION_MEDIAN = 60, 25, 8
+
+IMPURE = {
+    "time",
+    "random",
+    "secrets",
+    "os",
+    "threading",
+    "asyncio",
+    "select",
+    "socket",
+    "subprocess",
+    "openvino",
+    "numpy",
+}
+NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "misc")
+
+#: Layers, lowest first. A module imports its own layer and lower ones.
+LAYERS: list[tuple[str, ...]] = [
+    ("boundedgen._bounds", "boundedgen._errors", "boundedgen._completion"),
+    ("boundedgen._core",),
+    ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._aside",
+     "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._text", "boundedgen._prompt",
+     "boundedgen._generation_config", "boundedgen._generation_fields", "boundedgen._scheduler_config",
+     "boundedgen._engine", "boundedgen._grammar"),
+    ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease"),
+    ("boundedgen._driver",),
+    ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
+     "boundedgen._loading", "boundedgen._leasing", "boundedgen._admitting"),
+    ("boundedgen._serving",),
+    ("boundedgen._pipeline",),
+    ("boundedgen.__init__",),
+    ("boundedgen.testing", "boundedgen.exporters", "boundedgen.__main__"),
+]  # fmt: skip
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def typing_only(module: ast.Module) -> set[ast.AST]:
+    """Everything under `if TYPE_CHECKING:`."""
+    blocks = [n for n in ast.walk(module) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
+
+
+def imports(path: Path, *, runtime: bool = True) -> Iterator[str]:
+    module = tree(path)
+    left_out = typing_only(module) if runtime else set()
+    for node in ast.walk(module):
+        if node in left_out:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer(name: str) -> int:
+    found = [n for n, names in enumerate(LAYERS) for own in names if name == own or name.startswith(own + ".")]
+    assert found, f"{name} has no layer: put it into LAYERS"
+    return found[0]
+
+
+def own(name: str) -> str | None:
+    """The module of ours that an imported name belongs to."""
+    while name.startswith("boundedgen"):
+        if name in MODULES or f"{name}.__init__" in MODULES:
+            return name if name in MODULES else f"{name}.__init__"
+        name = name.rpartition(".")[0]
+    return None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    for name in imports(MODULES[module]):
+        target = own(name)
+        if target is not None and not target.startswith("boundedgen._core.__init__"):
+            assert layer(target) <= layer(module), f"{module} imports {target}"
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    edges = {
+        module: {t for name in imports(path) if (t := own(name)) and t != module} for module, path in MODULES.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way, module))
+        if module not in done:
+            for target in edges[module]:
+                visit(target, (*way, module))
+            done.add(module)
+
+    for module in edges:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("boundedgen._core")])
+def test_the_core_is_pure(module: str) -> None:
+    for name in imports(MODULES[module], runtime=False):
+        top = name.split(".")[0]
+        assert top not in IMPURE, f"{module} imports {name}"
+        if top == "boundedgen":
+            assert name.startswith(("boundedgen._core", "boundedgen._bounds", "boundedgen._errors")), name
+        else:
+            assert top == "attrs" or top in sys.stdlib_module_names, name
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("boundedgen._core")])
+def test_the_core_reads_no_clock_and_no_randomness(module: str) -> None:
+    calls = [ast.unparse(n.func) for n in ast.walk(tree(MODULES[module])) if isinstance(n, ast.Call)]
+    assert not [c for c in calls if c in ("open", "print", "input", "id", "hash") or c.split(".")[0] in IMPURE]
+
+
+def test_only_one_file_drives_the_engine() -> None:
+    word = "ContinuousBatchingPipeline("
+    users = {m for m, path in MODULES.items() if word in path.read_text(encoding="utf-8")}
+    assert users == {"boundedgen._engine._genai"}
+
+
+def test_the_product_does_not_know_its_test_kit() -> None:
+    for module, path in MODULES.items():
+        if not module.startswith("boundedgen.testing"):
+            assert not [n for n in imports(path, runtime=False) if n.startswith("boundedgen.testing")], module
+
+
+@pytest.mark.parametrize("forbidden", ["pickle", "marshal", "shelve", "multiprocessing"])
+def test_nothing_is_pickled(forbidden: str) -> None:
+    for module, path in MODULES.items():
+        assert forbidden not in {name.split(".")[0] for name in imports(path, runtime=False)}, module
+
+
+def test_importing_it_loads_no_engine_and_starts_nothing() -> None:
+    code = (
+        "import sys, threading, boundedgen\n"
+        "heavy = {'openvino', 'openvino_genai', 'openvino_tokenizers', 'numpy'}\n"
+        "loaded = {m.split('.')[0] for m in sys.modules} & heavy\n"
+        "assert not loaded, loaded\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout + done.stderr == ""
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_are_short(module: str) -> None:
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) < LINES_MAX
+
+
+def function_lengths() -> dict[str, int]:
+    found = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not protocol_stub(node):
+                found[f"{module}:{node.lineno} {node.name}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+    return found
+
+
+def protocol_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    last = node.body[-1]
+    return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant) and last.value.value is ...
+
+
+def test_functions_are_short() -> None:
+    lengths = function_lengths()
+    in_order = sorted(lengths.values())
+    p90 = in_order[int(len(in_order) * 0.9)]
+    longest = sorted(lengths.items(), key=lambda item: -item[1])[:5]
+    print(f"{len(in_order)} functions: median {statistics.median(in_order)}, p90 {p90}, longest {longest}")
+    assert statistics.median(in_order) <= FUNCTION_MEDIAN
+    assert p90 <= FUNCTION_P90
+    assert longest[0][1] <= FUNCTION_MAX, longest
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_say_what_a_thing_is() -> None:
+    names = {path.stem.strip("_").lower() for path in FILES}
+    for path in FILES:
+        names |= {n.name.strip("_").lower() for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)}
+    assert not [name for name in names for bad in NAMES_TO_AVOID if name == bad or name.endswith(bad)]
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [m for m, path in MODULES.items() if path.stat().st_size and not ast.get_docstring(tree(path))]
+    assert silent == []
+
+
+def test_no_lock_is_waited_for_by_the_driver() -> None:
+    """Locks are among callers; the driver's own files have none."""
+    for name in ("_driver", "_flow", "_wakers", "_snapshot"):
+        calls = [ast.unparse(n) for n in ast.walk(tree(SRC / f"{name}.py")) if isinstance(n, ast.Call)]
+        waits = [c for c in calls if "Lock(" in c or "RLock(" in c or "Condition(" in c]
+        known = {"_flow": ["threading.Lock()"], "_wakers": ["threading.Lock()"]}  # readers among themselves; a gate
+        assert waits == known.get(name, []), name
