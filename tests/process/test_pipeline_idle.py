@@ -19,7 +19,7 @@ LOOKED_AT_FOR = 10.0
 
 def cpu_s(*pids: int) -> float:
     times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(t.user + t.system for t in times)
+    return float(sum(t.user + t.system for t in times))
 
 
 def served(lane: BoundedPipeline) -> float:

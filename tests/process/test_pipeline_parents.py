@@ -65,7 +65,7 @@ LAUNCHED = textwrap.dedent(
 
 
 @pytest.mark.parametrize("moment", ["load", "traffic", "step", "hang"])
-def test_the_engine_leaves_within_2_s_of_its_parents_death(moment: str) -> None:
+def test_field_report_46_the_engine_leaves_within_2_s_of_its_parents_death(moment: str) -> None:
     """During load, under traffic, inside a long real step, and while it hangs holding the interpreter's lock."""
     with script(LAUNCHED, moment) as process:
         pid = int(said(process))
@@ -161,7 +161,7 @@ FORKER = textwrap.dedent(
 )
 
 
-def test_a_fork_of_the_users_process_gets_typed_errors_and_leaves_its_parent_unharmed() -> None:
+def test_field_report_52_a_fork_of_the_users_process_gets_typed_errors_and_leaves_its_parent_unharmed() -> None:
     with script(FORKER) as process:
         assert said(process) == "closed closed closed 'FAILED' closed closed closed back True"
         assert said(process) == "length 3"

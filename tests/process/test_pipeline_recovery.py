@@ -99,7 +99,7 @@ def nothing_more_than(before: Traces, lane: BoundedPipeline) -> None:
 
 
 @pytest.mark.slow
-def test_of_50_engines_that_are_killed_stopped_or_raise_nothing_is_left_behind() -> None:
+def test_field_report_53_of_50_engines_that_are_killed_stopped_or_raise_nothing_is_left_behind() -> None:
     fault = {"raise_at": 30, "incarnations": list(range(2, 60, 3))}
     with contextlib.closing(simulated_lane(fault, limits=NIMBLE, restart=FOR_EVER)) as lane:
         lane.wait_ready()
