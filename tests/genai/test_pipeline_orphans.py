@@ -164,7 +164,7 @@ def _finished(pipeline: bg.BoundedPipeline, seed: int) -> None:
     pipeline.generate(ids(20, seed), max_new_tokens=3, owner="me", **FULL)
 
 
-def _stoppedrunning(pipeline: bg.BoundedPipeline, seed: int) -> None:
+def _stopped_running(pipeline: bg.BoundedPipeline, seed: int) -> None:
     generation = pipeline.submit(ids(20, seed), max_new_tokens=2000, owner="me", **FULL)
     running(pipeline)
     generation.cancel()
@@ -180,7 +180,7 @@ def _stopped_queued(pipeline: bg.BoundedPipeline, seed: int) -> None:
             generation.result(5)
 
 
-def _expiredrunning(pipeline: bg.BoundedPipeline, seed: int) -> None:
+def _expired_running(pipeline: bg.BoundedPipeline, seed: int) -> None:
     with pytest.raises(bg.DeadlineExceeded):
         pipeline.generate(ids(20, seed), max_new_tokens=2000, owner="me", bounds=bg.Bounds(total=0.05), **FULL)
 
