@@ -128,7 +128,7 @@ def test_field_report_20_a_lease_that_is_renewed_outlives_a_long_step_and_a_long
             over.set()
             renewing.join()
         assert lease.live
-        assert lane.stats().leases_total["expired"] == 0
+        assert lane.stats().leases_total.get("expired", 0) == 0
 
 
 def test_field_report_22_a_deadline_is_not_given_again_to_one_that_waits_through_two_deaths() -> None:
