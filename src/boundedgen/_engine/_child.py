@@ -186,7 +186,7 @@ class Loop:
         for held in list(self._held.values()):
             self._look_at(held)
         if not self._held or not self._steps % HELD_EVERY:
-            self._tidings.held = tuple(self._held)
+            self._tidings.table_due = True
 
     def _load(self) -> tuple[int, int]:
         """Tokens that the coming step schedules at most, and the sum of them times their context."""
@@ -239,6 +239,8 @@ class Loop:
     def _tell(self) -> None:
         if self._line.busy or not self._tidings.news:
             return
+        if self._tidings.table_due:  # of now: what merged reports admit and release is in it
+            self._tidings.held = tuple(self._held)
         self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics))
         self._tidings = Tidings()
 

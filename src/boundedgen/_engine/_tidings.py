@@ -18,6 +18,7 @@ class Tidings:
     news: bool = False
     began: float = 0.0
     scheduled: int = 0
+    table_due: bool = False
     held: tuple[int, ...] | None = None
     taken: list[int] = Factory(list)
     stopping: list[int] = Factory(list)
