@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 from genai import lanes
+from hypothesis import settings
+
+settings.register_profile("boundedgen", deadline=None)  # a busy machine is no failure
+settings.load_profile("boundedgen")
 
 
 @pytest.fixture(scope="session")
