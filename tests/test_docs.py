@@ -161,8 +161,10 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_that_are_named_exist(page: Path) -> None:
-    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
-        assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
+    """As `file::name`, or as `folder::name`, which `pytest folder -k name` runs."""
+    for place, name in re.findall(r"`(tests/[\w/]+(?:\.py)?)::(\w+)`", page.read_text()):
+        files = [ROOT / place] if place.endswith(".py") else [*(ROOT / place).glob("*.py")]
+        assert any(f"def {name}(" in file.read_text() for file in files), f"{place}::{name}: renamed? mend {page.name}"
 
 
 # --- the project -----------------------------------------------------------------------------------------------------
