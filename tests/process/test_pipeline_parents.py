@@ -243,6 +243,7 @@ def test_calls_that_wait_raise_in_a_thread_with_a_running_loop_and_name_the_awai
             "'await generation.await_reclaimed()'",
             "'async for'",
         ]
+        until(lambda: lane.stats().finished_total == {"cancelled": 1})
         assert lane.stats().submitted_total == 1
 
 
