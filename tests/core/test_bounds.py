@@ -43,7 +43,7 @@ def test_zero_negative_and_infinite_bounds_are_legal(legal: float) -> None:
 
 def test_bounds_are_given_by_name_only() -> None:
     with pytest.raises(TypeError):
-        Bounds(5)  # type: ignore[misc]
+        Bounds(5)  # type: ignore[call-arg]
 
 
 @given(bounds, bounds)
