@@ -1,7 +1,6 @@
 """The one thread that may change anything: it takes time, drains the engine, takes commands, ticks the governor and
 carries out what the governor wants done. It runs no foreign code and does no file I/O; what could wait for anybody goes
-aside. Everything else reads what it publishes and posts commands.
-"""
+aside. All others read what it publishes and post commands."""
 
 import contextlib
 import logging
@@ -164,8 +163,7 @@ class Driver:
 
     def turn(self) -> float | None:
         """One wake. Returns the instant of the next one; None: only when something happens."""
-        now = self._clock.now()
-        self._drain(now)
+        now = self._drain()
         self._take_commands(now)
         self._gather_evidence(now)
         self.governor.tick(now)
@@ -176,18 +174,22 @@ class Driver:
             self.link.flush()
         return self._publish(now)
 
-    def _drain(self, now: float) -> None:
-        link = self.link
+    def _drain(self) -> float:
+        """Returns the time of this wake, taken after reading: a deadline that the engine saw pass has passed."""
+        link, now = self.link, self._clock.now()
         if link is None:
-            return
+            return now
         self.governor.pulse(link.pulse(), now)
         silent, self._silent = self._silent, False
         if silent and self.governor.watch.verdict(now) is None:
-            return
-        for report in link.receive():
+            return now
+        reports, now = link.receive(), self._clock.now()
+        self.governor.pulse(link.pulse(), now)
+        for report in reports:
             self.governor.receive(report, now)
             if isinstance(report, ev.Exited):
                 self._drop_link(link)
+        return now
 
     def _drop_link(self, link: EngineLink) -> None:
         self._poll_for(frozenset())  # before its descriptors are closed, and their numbers used again

@@ -25,7 +25,7 @@ def test_characters_that_span_tokens_arrive_whole_and_once(pipeline: bg.BoundedP
     assert text.endswith("👩‍🔬x")
     assert len(text) == 13
     assert "\ufffd" not in text
-    assert any(chunk.token_ids and not chunk.text for chunk in chunks), "no character spanned two chunks"
+    assert generation.result().completion_tokens > 2 * len(text), "no character spans tokens"
 
 
 def test_random_bytes_stream_as_they_decode_in_one_piece(pipeline: bg.BoundedPipeline) -> None:
