@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from attrs import frozen
 
-from boundedgen import BoundedPipeline, Bounds, Limits, RestartPolicy
+from boundedgen import BoundedPipeline, Bounds, Generation, GenerationError, Limits, RestartPolicy
 from boundedgen._core._events import Pulse
 from boundedgen._engine._host import GenAIHost
 from boundedgen.testing._faulty_child import MODULE
@@ -133,6 +133,22 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         kill(pid, signal.SIGCONT)
+
+
+FULL: dict[str, Any] = {"ignore_eos": True}
+
+
+def error_of(generation: Generation, timeout: float = 30.0) -> BaseException | None:
+    """None: it ended normally."""
+    try:
+        generation.result(timeout)
+    except GenerationError as error:
+        return error
+    return None
+
+
+def many(lane: BoundedPipeline, count: int, tokens: int = 2_000) -> list[Generation]:
+    return [lane.submit([5, number], max_new_tokens=tokens, **FULL) for number in range(count)]
 
 
 # --- what this process has open ----------------------------------------------------------------------------------

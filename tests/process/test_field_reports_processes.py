@@ -99,8 +99,8 @@ INTERRUPTED = textwrap.dedent(
         until_in_step(lane)
     else:
         until(lambda: all(s.partial.token_ids for s in streams))
-    print("running", flush=True)
     try:
+        print("running", flush=True)
         streams[0].result(60)
     except KeyboardInterrupt:
         print("interrupted", flush=True)

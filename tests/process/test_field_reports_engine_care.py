@@ -1,0 +1,135 @@
+"""Field reports on replacing, draining and watching an engine. Numbers are those of the reports."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+from process.lanes import (
+    FULL,
+    engine_pid,
+    error_of,
+    gone,
+    kill,
+    many,
+    simulated_lane,
+    stopped,
+    until,
+    until_in_step,
+)
+
+from boundedgen import (
+    Bounds,
+    DeadlineExceeded,
+    EngineLost,
+    FinishReason,
+    HealthState,
+    Limits,
+    RestartPolicy,
+    Saturated,
+)
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def test_field_report_40_the_next_engine_is_not_started_before_the_last_one_has_left() -> None:
+    policy = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
+    with contextlib.closing(simulated_lane(restart=policy)) as lane:
+        lane.wait_ready()
+        for _ in range(8):
+            was, incarnation = engine_pid(lane), lane.stats().incarnation
+            kill(was)
+            until(lambda n=incarnation: lane.stats().incarnation > n)  # type: ignore[misc]
+            gone(was, 0.0)
+            until(lambda: lane.health().ready)
+
+
+def test_field_report_41_a_drain_has_a_deadline_whatever_it_waits_for() -> None:
+    with contextlib.closing(simulated_lane({"step_s": 0.01})) as lane:
+        lane.wait_ready()
+        endless = many(lane, 3, 20_000)
+        until(lambda: all(g.partial.token_ids for g in endless))
+        began = time.monotonic()
+        lane.close(drain=1.5)
+        took = time.monotonic() - began
+        assert 1.4 <= took < 3.0
+        assert {g.finish_reason for g in endless} == {FinishReason.SHUTDOWN}
+
+
+def test_field_report_43_an_engine_that_does_not_take_newcomers_is_overdue_by_their_acknowledgement() -> None:
+    limits = Limits(ack=1.0, reclaim=60.0, progress=60.0, step=60.0)
+    with contextlib.closing(simulated_lane(limits=limits)) as lane:
+        lane.wait_ready()
+        lane.generate([5], max_new_tokens=10, **FULL)
+        pid = engine_pid(lane)
+        with stopped(pid):
+            began = time.monotonic()
+            error = error_of(lane.submit([5], max_new_tokens=5), 10.0)
+            assert isinstance(error, EngineLost)
+            assert error.detail.startswith("ack")
+            assert 0.9 < time.monotonic() - began < 2.5
+        assert lane.stats().kills_total == {"ack": 1}
+
+
+@pytest.mark.slow
+def test_field_report_45_loading_for_longer_than_a_step_may_take_is_no_hang() -> None:
+    with contextlib.closing(simulated_lane({"boot_s": 2.5}, limits=Limits(step=0.3))) as lane:
+        began = time.monotonic()
+        assert lane.health().state is HealthState.STARTING
+        assert lane.stats().waiting == 0
+        assert time.monotonic() - began < 0.05
+        lane.wait_ready(30)
+        assert lane.stats().kills_total == {}
+    restart = RestartPolicy(wait=lambda state: 0.1, stop=lambda state: state.attempt_number >= 2)
+    with contextlib.closing(simulated_lane({"boot_s": 60}, limits=Limits(boot=1.0), restart=restart)) as lane:
+        until(lambda: lane.health().state is HealthState.FAILED, 10.0)
+        assert lane.stats().kills_total == {"boot": 2}
+
+
+def test_field_report_55_an_engine_killed_from_outside_is_noticed_at_once_and_its_signal_named() -> None:
+    with contextlib.closing(simulated_lane({"hang_at": 3}, limits=Limits(step=60.0))) as lane:
+        lane.wait_ready()
+        generation = lane.submit([5], max_new_tokens=100)
+        until_in_step(lane, for_s=0.1)
+        began = time.monotonic()
+        kill(engine_pid(lane))
+        error = error_of(generation)
+        assert time.monotonic() - began < 0.5
+        assert isinstance(error, EngineLost)
+        assert "signal 9" in error.detail
+
+
+def test_field_report_17_reports_of_strangers_change_nothing_and_a_forged_life_breaks_the_wire() -> None:
+    with contextlib.closing(simulated_lane({"stale_at": 10, "incarnations": [1]})) as lane:
+        lane.wait_ready()
+        error = error_of(lane.submit([5], max_new_tokens=100, **FULL))
+        assert isinstance(error, EngineLost)
+        assert error.detail.startswith("wire")
+        assert lane.generate([5], max_new_tokens=30, timeout=20, **FULL).completion_tokens == 30
+
+
+def test_field_report_23_a_lane_that_is_full_of_waiters_refuses_the_next_in_milliseconds() -> None:
+    """The queue is bounded in length and in age."""
+    limits = Limits(running_max=1, waiting_max=8, step=60.0)
+    with contextlib.closing(simulated_lane({"hang_at": 1}, limits=limits)) as lane:
+        lane.wait_ready()
+        first = lane.submit([5], max_new_tokens=5)
+        until_in_step(lane)
+        waiting = [lane.submit([5], max_new_tokens=5, bounds=Bounds(queued=1.0)) for _ in range(8)]
+        took = []
+        for _ in range(91):
+            began = time.monotonic()
+            with pytest.raises(Saturated) as caught:
+                lane.submit([5], max_new_tokens=5)
+            took.append(time.monotonic() - began)
+            assert caught.value.retry_after_s > 0
+        assert sorted(took)[80] < 0.01
+        for generation in waiting:
+            error = error_of(generation)
+            assert isinstance(error, DeadlineExceeded)
+            assert error.deadline is not None
+            assert (error.deadline.bound, error.retryable, error.http_status_hint) == ("queued", True, 503)
+            assert 1.0 <= generation.partial.total_s < 1.2
+        assert first.finish_reason is None
+        assert lane.stats().rejected_total == {"Saturated": 91}
