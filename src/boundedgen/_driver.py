@@ -1,5 +1,5 @@
 """The one thread that may change anything: it drains the engine, takes commands, ticks the governor and does its will.
-It runs no foreign code and no file I/O: what could wait goes aside. Others read what it publishes, and post commands."""
+It runs no foreign code and no file I/O: what could wait goes aside. Others read what it publishes and post commands."""
 
 import contextlib
 import logging
