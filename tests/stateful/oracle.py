@@ -82,6 +82,7 @@ class Row:
     stay: int | None = None
     emitted: list[int] = field(factory=list)
     finish: ev.Finish | None = None
+    finish_ended: float = 0.0  #: when the step that brought it ended
     settled: str | None = None
     refused: bool = False
     refused_by_engine: bool = False
@@ -152,6 +153,7 @@ class Oracle:
         self.closing = False
         self.drain_until = float("inf")
         self.died_now = False  #: an engine was lost in this wake
+        self.doomed = False  #: by its own word; the kill comes with the tick
         self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
         self.permanent = False
         self.given_up = False
@@ -239,14 +241,25 @@ class Oracle:
         if report.incarnation != self.incarnation or self.phase in ("failed", "closed"):
             return
         match report:
+            case ev.Exited():
+                self._exited(now)
+            case _ if self.doomed:
+                return
             case ev.Ready() if self.phase == "starting":
                 self._became_ready(report.facts, now)
             case ev.BootFailed():
                 self.permanent = self.permanent or (report.permanent and self.phase == "starting")
-            case ev.Exited():
-                self._exited(now)
+                self._doom(now)
+            case ev.StepRaised() | ev.WireBroken():
+                self._doom(now)
             case ev.Progress() if self.phase == "up":
                 self._progressed(report, now)
+
+    def _doom(self, now: float) -> None:
+        """It has said itself that it is lost: nothing that it says after that counts."""
+        if self.phase in ("starting", "up"):
+            self.doomed = True
+            self.ready.stand(now)
 
     # --- what inputs mean ----------------------------------------------------------------------------------------
 
@@ -279,7 +292,7 @@ class Oracle:
         for id_ in report.taken:
             self.stays[id_].taken = True
         for finish in report.finished:
-            self._finished(finish, report.steps)
+            self._finished(finish, report)
         for id_ in report.stopping:
             stay = self.stays[id_]
             stay.ended = True
@@ -295,12 +308,12 @@ class Oracle:
         if report.scheduled or report.taken or report.released or report.finished:
             self.progress_at = now
 
-    def _finished(self, finish: ev.Finish, steps: int) -> None:
+    def _finished(self, finish: ev.Finish, report: ev.Progress) -> None:
         stay = self.stays[finish.stay]
         stay.ended = True
         if stay.stop_taken_steps is None:
-            stay.stop_taken_steps = steps - 1
-        stay.row.finish = finish
+            stay.stop_taken_steps = report.steps - 1
+        stay.row.finish, stay.row.finish_ended = finish, report.ended
         if finish.why == "ignored":
             stay.row.ignored += 1
             assert self.engine is not None
@@ -363,6 +376,7 @@ class Oracle:
         assert not self.given_up
         assert not self.permanent
         self.incarnation, self.phase, self.spawned_at = effect.incarnation, "starting", now
+        self.doomed = False
         self.progress_at = None
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
@@ -410,7 +424,7 @@ class Oracle:
         if effect.stay in self.ghosts:
             return
         stay = self.stays[effect.stay]
-        assert not stay.gone
+        assert not stay.proved  # one that left in the very report which tells of its deadline may be stopped yet
         assert not stay.stop_sent, "one stop a stay"
         assert stay.row.settled is not None or stay.row.ignored
         stay.stop_sent, stay.sent_outside = True, self._outside(now)
@@ -454,7 +468,7 @@ class Oracle:
         if effect.reason == "deadline":
             self._check_deadline(row, effect, now)
         else:
-            self._check_reason(row, effect)
+            self._check_reason(row, effect, now)
             late = now - max(row.known_at, min(at for _, at in self._dues(row, now)))
             assert late <= EPS or row.stalled, f"{effect.reason} came after the deadline"
         if implicit is not None:
@@ -479,13 +493,14 @@ class Oracle:
             if self.ready.running or end <= reading:
                 yield name, now - (reading - end)
 
-    def _check_reason(self, row: Row, effect: ev.Settle) -> None:
+    def _check_reason(self, row: Row, effect: ev.Settle, now: float) -> None:
         submission, finish = row.submission, row.finish
         lease = self.leases.get(submission.lease or f"implicit-{submission.id}")
         match effect.reason:
             case "stop" | "length":
                 assert finish is not None
                 assert finish.why == effect.reason == row.ends
+                assert row.finish_ended <= row.total_at + EPS, "its step ended after its deadline"
                 self._check_result(row, effect)
             case "rejected":
                 assert row.refused or row.refused_by_engine or self._never_fits(submission)
@@ -493,6 +508,7 @@ class Oracle:
                 assert lease is None or lease.over
             case "engine_lost":
                 assert row.stay is not None, "one that waits survives the engine"
+                assert now < row.total_at + EPS, "a deadline wins over the loss of the engine"
                 self.lost += [row] if self.stays[row.stay].gone != "reconciled" else []
             case "engine_failed":
                 assert self.phase == "failed" or self.permanent or self.given_up or self._reap_overdue()

@@ -134,7 +134,6 @@ class Governor(Reporting):
         self.life.closing = True
         self.life.drain_until = until if self.life.drain_until is None else min(until, self.life.drain_until)
         self._became()
-        self._close_if_drained(now)
 
     # --- inputs: the engine --------------------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class Governor(Reporting):
     # --- inputs: time --------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Leases, then deadlines, then the watchdog, then admission."""
+        """Leases, then deadlines, then the engine's life and those lost with it, then admission."""
         self._now = now
         if self._expected is not None and now > self._expected + LATE:
             self.watch.woke(now)
@@ -175,6 +174,7 @@ class Governor(Reporting):
         self._expire_deadlines(now)
         self._judge(now)
         self._live_on(now)
+        self._part(now)
         self._admit_what_fits(now)
 
     def leases_due(self, now: float) -> list[str]:

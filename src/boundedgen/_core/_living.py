@@ -21,6 +21,8 @@ STATES = {
 class Living(Occupying):
     _state = ""
     failed_because = ""
+    _parting: Death | None = None  # the engine is lost, and those inside are not answered yet
+    _to_kill = False
 
     def state(self) -> str:
         """What health says, but for STALLED, which is a matter of the moment at which it is asked."""
@@ -70,23 +72,35 @@ class Living(Occupying):
             self._kill(Death(*verdict), now)
 
     def _kill(self, death: Death, now: float) -> None:
-        """Answer the callers first, then kill. What the engine holds is gone only when its process is."""
+        """What the engine holds is gone only when its process is."""
         self._dying(death, now)
-        self._effects.append(ev.Kill(self.life.incarnation, death.cause, death.detail))
-        self.tally.kills[death.cause.value] += 1
+        self._to_kill = True
 
     def _dying(self, death: Death, now: float) -> None:
         self.life.die(death, now)
+        self.tally.kills[death.cause.value] += 1
         self.clock.stand(now)
         self.watch.over()
+        self._parting = death
+        self._became()
+
+    def _part(self, now: float) -> None:
+        """Answer those that were lost with the engine, then kill it.
+
+        Part of the tick: a cancel, a lease or a deadline of the same wake wins over the loss of the engine.
+        """
+        death, self._parting = self._parting, None
+        if death is None:
+            return
         closing = death.cause is ev.Cause.CLOSE
-        lost = [s for s in self.sequences.values() if s.phase is SequencePhase.RUNNING]
-        for sequence in lost:
+        for sequence in [s for s in self.sequences.values() if s.phase is SequencePhase.RUNNING]:
             why = Why.SHUTDOWN if closing else Why.ENGINE_LOST
             self._settle(sequence, why, now, "" if closing else f"{death.cause.value}: {death.detail}")
         if self.life.closing:
             self._settle_all(Why.SHUTDOWN, now)
-        self._became()
+        if self._to_kill:
+            self._to_kill = False
+            self._effects.append(ev.Kill(self.life.incarnation, death.cause, death.detail))
 
     def _settle_all(self, why: Why, now: float, detail: str = "") -> None:
         for sequence in list(self.sequences.values()):
@@ -96,7 +110,7 @@ class Living(Occupying):
         """The process is reaped: whatever it held is gone with it."""
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
             self._dying(Death(ev.Cause.DIED, _how(report)), now)
-            self.tally.kills[ev.Cause.DIED.value] += 1
+        self._to_kill = False
         for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)
         self.ledger.capacity = None

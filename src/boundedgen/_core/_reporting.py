@@ -13,6 +13,8 @@ class Reporting(Living):
     def _progressed(self, report: ev.Progress, now: float) -> None:
         if not self.life.up:
             return
+        if report.steps - self.watch.steps <= 1:  # of merged ones it is not known which step was in time
+            self._expire_before(report.ended, now)
         self.last_report = report
         self.tally.steps += max(0, report.steps - self.watch.steps)
         self.watch.reported(report, now)
@@ -30,7 +32,6 @@ class Reporting(Living):
             self._released(release, now)
         if report.held is not None:
             self._reconcile(frozenset(report.held), now)
-        self._close_if_drained(now)
 
     def _taken(self, id_: int) -> None:
         stay = self.stays.get(id_)

@@ -1,5 +1,7 @@
 """How a sequence comes in and how it is answered: its deadlines, its lease, and the one exit."""
 
+import math
+
 from attrs import evolve
 
 from boundedgen._core import _events as ev
@@ -109,6 +111,11 @@ class Settling(Books):
         for due in list(self._ready.due(self.clock.at(now))):
             if due in self.sequences:
                 self._expire(self.sequences[due], now)
+
+    def _expire_before(self, instant: float, now: float) -> None:
+        """What a step brings that ended after a sequence's deadline comes too late, however late we hear of both."""
+        for due in list(self._wall.due(math.nextafter(min(instant, now), -math.inf))):
+            self._expire(self.sequences[due], now)
 
     def _expire(self, sequence: Sequence, now: float) -> None:
         wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
