@@ -23,10 +23,6 @@ def seconds(name: str, value: Seconds) -> float | None:
     return float(value)
 
 
-def _duration(self_: Any, attribute: "Attribute[Any]", value: float | None) -> None:
-    seconds(attribute.name, value)
-
-
 def _total(value: Seconds) -> float | None:
     return seconds("total", value)
 
@@ -111,7 +107,7 @@ class Limits:
         optional=True,
     )
     waiting_max: int = _limit(
-        1024, "sequences", "a queue without end serves only those who already left", least=0, whole=True
+        1024, "sequences", "a queue without end serves only those who already left", least=1, whole=True
     )
     owner_max: int | None = _limit(
         None, "sequences", "waiting or running for one owner; None: no limit", least=1, whole=True, optional=True

@@ -8,6 +8,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from boundedgen._bounds import Limits
+from boundedgen._errors import (
+    DeviceUnavailable,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    ModelLoadFailed,
+    NeverFits,
+    PipelineClosed,
+    Saturated,
+)
 
 
 class Door:
@@ -47,11 +57,23 @@ def _nothing() -> None:
     return
 
 
+_KINDS = (
+    InvalidRequest,
+    NeverFits,
+    Saturated,
+    PipelineClosed,
+    EngineUnavailable,
+    EngineFailed,
+    DeviceUnavailable,
+    ModelLoadFailed,
+)
+
+
 class Rejections:
     """Counted by error. Its lock is held for one addition, and only by callers that are being refused."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter({kind.__name__: 0 for kind in _KINDS})
         self._adding = threading.Lock()
 
     def add(self, error: BaseException) -> None:

@@ -1,11 +1,10 @@
 """The one thread that may change anything: it drains the engine, takes commands, ticks the governor and does its will.
 It runs no foreign code and no file I/O: what could wait goes aside. Others read what it publishes and post commands."""
 
-import contextlib
 import logging
 import os
-import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from attrs import evolve
 
 from boundedgen._aside import Aside, logger
-from boundedgen._bell import Bell
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._deadlines import Agenda
@@ -24,10 +22,10 @@ from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
 from boundedgen._restart import RestartPolicy
 from boundedgen._snapshot import Gauges, Snapshot
+from boundedgen._waiting import Waiting
 from boundedgen._wakers import Wakers
 from boundedgen.abc import Clock, EngineHost, EngineLink, Request
 
-PATIENCE = 3600.0  #: seconds; the kernel takes no infinite wait
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
@@ -54,11 +52,8 @@ class Driver:
         self._unread: Agenda[int] = Agenda()
         self._policy_due: float | None = None
         self._asked: ev.DecideRestart | None = None
-        self._bell = Bell()
-        self._poller = select.epoll()
-        self._poller.register(self._bell.fd, select.EPOLLIN)
-        self._polled: frozenset[int] = frozenset()
-        self._silent = False  # the engine was seen to say nothing; each call to it would wait for busy threads
+        self._waiting = Waiting()
+        self._silent = False  # the engine was seen to say nothing since the last wake
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         now = clock.now()
@@ -77,7 +72,7 @@ class Driver:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
         self.check_process()
         self._commands.append((command, args))
-        if self.over or not self._bell.ring():
+        if self.over or not self._waiting.ring():
             self._sweep()
 
     def check_process(self) -> None:
@@ -96,8 +91,9 @@ class Driver:
         """True: the thread has ended."""
         if self._thread is None or self._thread is threading.current_thread():
             return self.over
+        until = time.monotonic() + timeout
         self._thread.join(timeout)
-        self._aside.join(max(0.0, min(timeout, 1.0)))
+        self._aside.join(max(0.0, until - time.monotonic()))
         return not self._thread.is_alive()
 
     def _sweep(self) -> None:
@@ -137,28 +133,7 @@ class Driver:
         """Until the next wake-up, a command, or anything from the engine."""
         if self.over or self._commands:
             return
-        self._poll_for(frozenset() if self.link is None else frozenset(self.link.filenos()))
-        writes = None if self.link is None else self.link.fileno_to_write()
-        if writes is not None:
-            self._poller.register(writes, select.EPOLLOUT)
-        try:
-            events = self._poller.poll(None if until is None else min(PATIENCE, max(0.0, until - self._clock.now())))
-        finally:
-            if writes is not None:
-                self._poller.unregister(writes)
-        woken_by = {fd for fd, _ in events}
-        self._silent = bool(self._polled) and not woken_by & self._polled
-        if self._bell.fd in woken_by:
-            self._bell.heed()
-
-    def _poll_for(self, wanted: frozenset[int]) -> None:
-        """Be woken by these descriptors of the engine, and by no other."""
-        for fd in self._polled - wanted:
-            with contextlib.suppress(OSError):  # closed meanwhile: the kernel has forgotten it already
-                self._poller.unregister(fd)
-        for fd in wanted - self._polled:
-            self._poller.register(fd, select.EPOLLIN)
-        self._polled = wanted
+        self._silent = self._waiting.sleep(self.link, None if until is None else until - self._clock.now())
 
     def turn(self) -> float | None:
         """One wake. Returns the instant of the next one; None: only when something happens."""
@@ -191,7 +166,7 @@ class Driver:
         return now
 
     def _drop_link(self, link: EngineLink) -> None:
-        self._poll_for(frozenset())  # before its descriptors are closed, and their numbers used again
+        self._waiting.forget()
         link.dispose()
         if self.link is link:
             self.link = None
@@ -367,8 +342,7 @@ class Driver:
             self._lose_the_engine,
             self._answer_everybody,
             self._aside.close,
-            self._poller.close,
-            self._bell.close,
+            self._waiting.close,
         ):
             try:
                 thing()

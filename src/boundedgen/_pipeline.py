@@ -17,7 +17,7 @@ from boundedgen._clock import MonotonicClock
 from boundedgen._completion import Completion
 from boundedgen._door import Door
 from boundedgen._driver import Driver
-from boundedgen._errors import BoundedGenError, EngineUnavailable, PipelineClosed
+from boundedgen._errors import BoundedGenError, EngineUnavailable
 from boundedgen._generation import Generation, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
@@ -197,9 +197,7 @@ class BoundedPipeline:
         `renew_on_read`: reading from its generations renews it. Leave it off where a proxy may read for a client
         that is gone. `max_sequences`: at most so many generations under it at once.
         """
-        self._driver.check_process()
-        if self._driver.over or self._driver.snapshot.state in ("closed", "draining", "failed"):
-            raise PipelineClosed("this pipeline is closed, closing or failed")
+        self._serving.refuse_unless_open()
         return self._leasing.grant(owner, ttl, renew_on_read, max_sequences)
 
     def find_lease(self, lease_id: str) -> Lease | None:

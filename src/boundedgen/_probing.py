@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
+from boundedgen._bounds import seconds
 from boundedgen._errors import BoundedGenError
 from boundedgen._stats import ProbeResult, ProbeVerdict
 
@@ -42,6 +43,8 @@ class Probing:
 
     def _join(self, timeout: float) -> _Attempt:
         """The attempt that is under way, else a new one."""
+        if not 0 < (seconds("timeout", timeout) or 0.0) < float("inf"):
+            raise ValueError(f"timeout is {timeout!r}; a probe needs finite seconds, more than 0")
         with self._beginning:
             attempt = self._attempt
             if attempt is None or _done(attempt):

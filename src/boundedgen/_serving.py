@@ -62,6 +62,12 @@ class Serving:
 
     def refuse_unless_served(self) -> None:
         """Raises what the state of the lane demands; returns when a submission can be taken."""
+        self.refuse_unless_open()
+        if self._driver.snapshot.facts is None or not self._tokenizer_ready():
+            raise EngineUnavailable("the engine is being started; wait_ready() waits for it", retry_after_s=1.0)
+
+    def refuse_unless_open(self) -> None:
+        """Raises once the pipeline has failed, or is closed or closing."""
         driver = self._driver
         driver.check_process()
         snapshot = driver.snapshot
@@ -69,8 +75,6 @@ class Serving:
             raise error_of(driver, snapshot)
         if snapshot.state in ("closed", "draining") or driver.over:
             raise PipelineClosed("this pipeline is closed or closing")
-        if snapshot.facts is None or not self._tokenizer_ready():
-            raise EngineUnavailable("the engine is being started; wait_ready() waits for it", retry_after_s=1.0)
 
     def close(self) -> None:
         self._checks.close()
