@@ -199,7 +199,7 @@ def example(name: str) -> Callable[[], str]:
     """The part of an example that a reader takes over: from its imports to the line that begins `# --- try it`."""
 
     def show() -> str:
-        text = (ROOT / "examples" / f"{name}.py").read_text()
+        text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
         body = re.split(r"\n+# --- try it", text)[0].split('"""', 2)[2].strip()
         return f"```python\n{body}\n```\n"
 
@@ -235,9 +235,9 @@ def renewed(text: str) -> str:
 
 def main() -> None:
     for path in files():
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if (new := renewed(text)) != text:
-            path.write_text(new)
+            path.write_text(new, encoding="utf-8")
             print(f"{path.relative_to(ROOT)} is up to date now")
 
 

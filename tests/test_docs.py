@@ -55,7 +55,7 @@ def generator() -> ModuleType:
 
 
 def blocks(page: Path) -> Iterator[str]:
-    yield from re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def sources() -> list[Path]:
@@ -67,11 +67,11 @@ def sources() -> list[Path]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_generated_parts_are_up_to_date(page: Path, generator: ModuleType) -> None:
-    assert generator.renewed(page.read_text()) == page.read_text(), "run: nox -s docs"
+    assert generator.renewed(page.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"), "run: nox -s docs"
 
 
 def test_every_generated_part_is_on_some_page_and_is_not_empty(generator: ModuleType) -> None:
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {match[2] for match in generator.PART.finditer(text)} == set(generator.PARTS)
     assert all(part().strip() for part in generator.PARTS.values())
 
@@ -135,14 +135,14 @@ def has(owner: object, name: str) -> bool:
 
 def test_names_used_in_examples_exist() -> None:
     assert sources()
-    assert [name for path in sources() for name in unknown_names(ast.parse(path.read_text()))] == []
+    assert [name for path in sources() for name in unknown_names(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_used_in_the_text_exist(page: Path) -> None:
     """`pipeline.x`, `generation.x`, `stats().x`, `Limits.x` and the like."""
     kinds = {**OBJECTS, **{name: getattr(boundedgen, name) for name in boundedgen.__all__}}
-    for owner, name in re.findall(r"`(\w+)(?:\(\))?\.([a-z]\w*)", page.read_text()):
+    for owner, name in re.findall(r"`(\w+)(?:\(\))?\.([a-z]\w*)", page.read_text(encoding="utf-8")):
         if owner in kinds:
             assert has(kinds[owner], name), f"{owner}.{name} on {page.name}"
 
@@ -154,7 +154,7 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_that_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("https://"):
             assert (page.parent / target).resolve().exists(), target
 
@@ -162,16 +162,18 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tests_that_are_named_exist(page: Path) -> None:
     """As `file::name`, or as `folder::name`, which `pytest folder -k name` runs."""
-    for place, name in re.findall(r"`(tests/[\w/]+(?:\.py)?)::(\w+)`", page.read_text()):
+    for place, name in re.findall(r"`(tests/[\w/]+(?:\.py)?)::(\w+)`", page.read_text(encoding="utf-8")):
         files = [ROOT / place] if place.endswith(".py") else [*(ROOT / place).glob("*.py")]
-        assert any(f"def {name}(" in file.read_text() for file in files), f"{place}::{name}: renamed? mend {page.name}"
+        assert any(f"def {name}(" in file.read_text(encoding="utf-8") for file in files), (
+            f"{place}::{name}: renamed? mend {page.name}"
+        )
 
 
 # --- the project -----------------------------------------------------------------------------------------------------
 
 
 def test_nox_installs_the_emulation_that_the_tests_want() -> None:
-    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     given = next(ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "GPU_EMULATION")
     assert set(given) == {f"{name}=={version}" for name, version in emulation.RUNTIME.items()}
@@ -179,7 +181,7 @@ def test_nox_installs_the_emulation_that_the_tests_want() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_that_are_named_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:_\w+/)?_\w+\.py)`", page.read_text()):
+    for name in re.findall(r"`((?:_\w+/)?_\w+\.py)`", page.read_text(encoding="utf-8")):
         assert (ROOT / "src" / "boundedgen" / name).exists(), name
 
 
