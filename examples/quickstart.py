@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,8 +227,12 @@ def table(before: b.SchedulerStats, during: b.SchedulerStats, after: b.Scheduler
     print(f"  {'':16}{'before':>8}{'during':>8}{'after':>8}")
     for row in rows:
         print(f"  {row:16}" + "".join(f"{getattr(stats, row):>8}" for stats in (before, during, after)))
-    print(f"  finished: {', '.join(f'{count} {reason}' for reason, count in after.finished_total.items() if count)}")
-    print(f"  killed or died: {dict(after.kills_total)}; slowest reclaim: {after.reclaim.steps_max} step(s)")
+    print(f"  finished: {counts(after.finished_total)}; engines lost: {counts(after.kills_total)}")
+    print(f"  slowest reclaim: {after.reclaim.steps_max} step(s), {1000 * after.reclaim.seconds_max:.0f} ms")
+
+
+def counts(total: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in total.items() if count)
 
 
 def check(what: str, held: bool) -> None:
