@@ -5,19 +5,9 @@ A place is an item of a deque: taking one out either succeeds or finds none, wha
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from boundedgen._bounds import Limits
-from boundedgen._errors import (
-    DeviceUnavailable,
-    EngineFailed,
-    EngineUnavailable,
-    InvalidRequest,
-    ModelLoadFailed,
-    NeverFits,
-    PipelineClosed,
-    Saturated,
-)
 
 
 class Door:
@@ -57,28 +47,16 @@ def _nothing() -> None:
     return
 
 
-_KINDS = (
-    InvalidRequest,
-    NeverFits,
-    Saturated,
-    PipelineClosed,
-    EngineUnavailable,
-    EngineFailed,
-    DeviceUnavailable,
-    ModelLoadFailed,
-)
-
-
 class Rejections:
     """Counted by error. Its lock is held for one addition, and only by callers that are being refused."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter({kind.__name__: 0 for kind in _KINDS})
+        self._counts: Counter[str] = Counter()
         self._adding = threading.Lock()
 
     def add(self, error: BaseException) -> None:
         with self._adding:
             self._counts[type(error).__name__] += 1
 
-    def by_error(self) -> Mapping[str, int]:
+    def by_error(self) -> dict[str, int]:
         return dict(self._counts)

@@ -1,9 +1,9 @@
 """Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
 
-from collections.abc import Mapping
+from attrs import fields
 
-from boundedgen._bounds import Limits
-from boundedgen._core._events import PoolFacts, Pulse
+from boundedgen._bounds import Bounds, Limits
+from boundedgen._core._events import Cause, PoolFacts, Pulse
 from boundedgen._core._governor import Governor
 from boundedgen._core._phases import StayPhase
 from boundedgen._core._sequences import Sequence
@@ -11,10 +11,29 @@ from boundedgen._core._stays import Stay
 from boundedgen._core._tally import RECLAIM_EDGES
 from boundedgen._core._watch import step_budget
 from boundedgen._driver import Driver
-from boundedgen._errors import BoundedGenError, DeviceUnavailable, EngineFailed, ModelLoadFailed
+from boundedgen._errors import (
+    BoundedGenError,
+    DeviceUnavailable,
+    EngineFailed,
+    EngineUnavailable,
+    FinishReason,
+    InvalidRequest,
+    ModelLoadFailed,
+    NeverFits,
+    PipelineClosed,
+    Saturated,
+)
 from boundedgen._snapshot import Snapshot
 from boundedgen._stats import Health, HealthState, PoolStats, ReclaimStats, SchedulerStats, SequenceRow
 
+REFUSED_BY_CALL = (InvalidRequest, NeverFits, Saturated)
+REFUSED_BY_STATE = (PipelineClosed, EngineUnavailable, EngineFailed, DeviceUnavailable, ModelLoadFailed)
+# What has not happened yet is known to be 0.
+ENDINGS = dict.fromkeys((reason.value for reason in FinishReason), 0)
+BOUNDS = dict.fromkeys((bound.name for bound in fields(Bounds)), 0)
+LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refused"), 0)
+CAUSES = dict.fromkeys((cause.value for cause in Cause), 0)
+REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
 
@@ -34,7 +53,7 @@ def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
     return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
 
 
-def stats_of(driver: Driver, rejected: Mapping[str, int], now: float, *, sequences: bool) -> SchedulerStats:
+def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences: bool) -> SchedulerStats:
     snapshot, pulse = driver.snapshot, pulse_of(driver)
     ages = _ages(driver.governor, now)
     pools = _pools(snapshot)
@@ -66,16 +85,16 @@ def stats_of(driver: Driver, rejected: Mapping[str, int], now: float, *, sequenc
         driver_lag_s=lag(driver, snapshot, now),
         tokens_per_s=snapshot.tokens_per_s,
         submitted_total=counters["submitted"],
-        rejected_total=rejected,
-        finished_total=snapshot.finished,
-        deadlines_total=snapshot.deadlines,
-        leases_total=snapshot.lease_events,
+        rejected_total=REJECTIONS | rejected,
+        finished_total=ENDINGS | snapshot.finished,
+        deadlines_total=BOUNDS | snapshot.deadlines,
+        leases_total=LEASE_EVENTS | snapshot.lease_events,
         prompt_tokens_total=counters["prompt_tokens"],
         tokens_total=counters["tokens"],
         late_tokens_total=counters["late_tokens"],
         steps_total=counters["steps"],
         restarts_total=counters["restarts"],
-        kills_total=snapshot.kills,
+        kills_total=CAUSES | snapshot.kills,
         resumed_total=0,
         paused_total=0,
         quarantined_total=0,

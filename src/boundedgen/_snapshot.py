@@ -38,10 +38,10 @@ class Snapshot:
     retry_at: float | None
     tokens_per_s: float | None
     counters: Mapping[str, int]
-    finished: Mapping[str, int]
-    deadlines: Mapping[str, int]
-    lease_events: Mapping[str, int]
-    kills: Mapping[str, int]
+    finished: dict[str, int]
+    deadlines: dict[str, int]
+    lease_events: dict[str, int]
+    kills: dict[str, int]
     reclaim: tuple[int, int, float, tuple[int, ...]]
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from counts import happened
 from genai.lanes import FULL, ids, lane, until
 
 import boundedgen as bg
@@ -193,4 +194,4 @@ def test_a_good_grammar_is_kept_and_a_bad_one_ends_its_own_generation_only(pipel
     assert set(text[:3]) <= set("abc")
     assert neighbour.result(60).token_ids == pipeline.generate(ids(10), max_new_tokens=600, **FULL).token_ids
     stats = until(pipeline, lambda s: s.steps_total > steps)
-    assert (stats.restarts_total, stats.kills_total) == (0, {})
+    assert (stats.restarts_total, happened(stats.kills_total)) == (0, {})

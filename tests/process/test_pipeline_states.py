@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counts import happened
 from process.lanes import (
     AT_ONCE,
     MODELS,
@@ -185,7 +186,7 @@ def test_submissions_are_ended_waiting_or_running_in_1000_snapshots_under_load_a
         at_rest(lane)
         stats = lane.stats()
         assert stats.submitted_total == sum(stats.finished_total.values())
-        assert len(stats.finished_total) >= 3
+        assert len(happened(stats.finished_total)) >= 3
         assert stats.restarts_total >= 2
 
 

@@ -1,21 +1,11 @@
 """Counters: one ending updates everything that counts it, in one place."""
 
 from collections import Counter
-from collections.abc import Iterable
 
-from attrs import define, field, fields
-
-from boundedgen._bounds import Bounds
-from boundedgen._core._events import Cause
-from boundedgen._errors import FinishReason
+from attrs import define, field
 
 #: Upper edges, in seconds, of the histogram of reclaim times; the last bucket has no edge.
 RECLAIM_EDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-
-
-def _zeros(names: Iterable[str]) -> Counter[str]:
-    """A count of nothing is 0, and known to be."""
-    return Counter(dict.fromkeys(names, 0))
 
 
 @define
@@ -29,10 +19,10 @@ class Tally:
     requeued: int = 0
     ghosts: int = 0  #: stays that only the engine knew; stopped
     forgotten: int = 0  #: stays that the engine no longer knew; ended
-    finished: Counter[str] = field(factory=lambda: _zeros(reason.value for reason in FinishReason))
-    deadlines: Counter[str] = field(factory=lambda: _zeros(bound.name for bound in fields(Bounds)))
-    leases: Counter[str] = field(factory=lambda: _zeros(("granted", "renewed", "expired", "revoked", "refused")))
-    kills: Counter[str] = field(factory=lambda: _zeros(cause.value for cause in Cause))
+    finished: Counter[str] = field(factory=Counter)
+    deadlines: Counter[str] = field(factory=Counter)
+    leases: Counter[str] = field(factory=Counter)
+    kills: Counter[str] = field(factory=Counter)
     reclaimed: int = 0
     reclaim_steps_max: int = 0
     reclaim_seconds_max: float = 0.0
