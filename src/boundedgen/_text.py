@@ -36,6 +36,11 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
+#: A tokenizer call holds the interpreter lock until its threads have run. Pinned to cores that a busy engine spins on,
+#: they were kept waiting for up to 6.6 s, and every thread of the process with them (docs/engine-facts.md).
+ONE_THREAD = {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}
+
+
 @final
 class GenAITokenizer:
     """The model's own tokenizer (`openvino_genai.Tokenizer`). Safe to call from many threads at once."""
@@ -47,7 +52,7 @@ class GenAITokenizer:
             raise ModelLoadFailed(
                 f"models_path {str(path)!r} does not exist; give an OpenVINO IR folder or a GGUF file"
             )
-        self._inner = _load(path, dict(properties or {}))
+        self._inner = _load(path, {**ONE_THREAD, **(properties or {})})
         self._vocab_size = _vocab_size(self._inner, path)
         self._unsettled = _CLEANED_UP_LATER if self._cleans_up() else None
 

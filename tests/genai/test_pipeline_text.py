@@ -1,6 +1,8 @@
 """Text through a whole pipeline: what streams, what is withheld, what stands on errors."""
 
+import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -195,3 +197,21 @@ def test_a_good_grammar_is_kept_and_a_bad_one_ends_its_own_generation_only(pipel
     assert neighbour.result(60).token_ids == pipeline.generate(ids(10), max_new_tokens=600, **FULL).token_ids
     stats = until(pipeline, lambda s: s.steps_total > steps)
     assert (stats.restarts_total, happened(stats.kills_total)) == (0, {})
+
+
+def test_text_work_never_waits_for_a_busy_engine() -> None:
+    """With OpenVINO's default threads one call of the tokenizer in a hundred took seconds (docs/engine-facts.md)."""
+    with lane(scheduler={"num_kv_blocks": 700}) as pipeline, contextlib.ExitStack() as stack:
+        short = pipeline.submit(ids(20), max_new_tokens=2, **FULL)
+        short.result()
+        for seed in range(4):
+            stack.enter_context(pipeline.submit(ids(20, seed), max_new_tokens=5000, **FULL))
+        times = []
+        for _ in range(300):
+            began = time.monotonic()
+            short._flow._new_text().feed(short.partial.token_ids)
+            times.append(time.monotonic() - began)
+            time.sleep(0.005)
+        assert pipeline.stats().running == 4
+    print(f"\nlongest decode beside a busy engine: {1000 * max(times):.1f} ms")
+    assert max(times) < 1.0
