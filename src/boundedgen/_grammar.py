@@ -154,7 +154,7 @@ class _Child:
         quiet = subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(
-                command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[theirs.fileno()], start_new_session=True
+                command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[theirs.fileno()], process_group=0
             )
         except OSError:
             ours.close()

@@ -383,9 +383,10 @@ def test_an_engine_with_another_clock_is_refused(tmp_path: Path, monkeypatch: py
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def test_the_engine_has_a_session_of_its_own_ignores_ctrl_c_and_offers_itself_to_the_oom_killer() -> None:
+def test_the_engine_has_a_group_of_its_own_ignores_ctrl_c_and_offers_itself_to_the_oom_killer() -> None:
     with alive(simulated()) as life:
-        assert os.getsid(life.pid) == life.pid != os.getsid(0)
+        assert os.getpgid(life.pid) == life.pid != os.getpgid(0)
+        assert os.getsid(life.pid) == os.getsid(0), "a session is a scheduling group of its own (docs/engine-facts.md)"
         os.kill(life.pid, signal.SIGINT)
         stay = life.admit([5])
         life.released(stay)

@@ -129,7 +129,7 @@ def test_field_report_50_an_interrupt_of_the_whole_group_cuts_no_stream_before_t
         said(process, "running")
         engine = psutil.Process(process.pid).children()[0]
         os.killpg(process.pid, signal.SIGINT)
-        engine.send_signal(signal.SIGINT)  # and one for the engine itself, which is in a session of its own
+        engine.send_signal(signal.SIGINT)  # and one for the engine itself, which is in a group of its own
         said(process, "interrupted")
         assert said(process) == "length length length 0"
         said(process, "closed")

@@ -232,6 +232,7 @@ class Loop:
         self._ended = now
         if self._tidings.news:
             self._line.send(self._tidings.report(self._incarnation, self._steps, now, self._metrics))
+            self._tidings = Tidings()
         self._line.send(StepRaised(self._incarnation, self._steps, f"{type(error).__name__}: {error}"))
 
     # the report

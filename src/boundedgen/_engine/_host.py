@@ -1,8 +1,10 @@
 """Starts engine processes and speaks with them: `GenAIHost` makes a `ChildLink` an incarnation.
 
-A process is started by exec, never by fork alone, in a session of its own, and only by the driver's thread: the
-kernel's parent-death signal, which the child asks for, follows the thread that started it. Everything that belongs
-to one life (two pipes, the pipe of its output, the stamps, the pidfd) is made with it and thrown away with it.
+A process is started by exec, never by fork alone, in a process group of its own, and only by the driver's thread: the
+kernel's parent-death signal, which the child asks for, follows the thread that started it. A group, not a session: a
+session is a scheduling group of its own to Linux (autogroup), and beside a busy engine in one, threads of the parent
+stood still for seconds (docs/engine-facts.md). Everything that belongs to one life (two pipes, the pipe of its output,
+the stamps, the pidfd) is made with it and thrown away with it.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
             stderr=output[1],
             pass_fds=theirs,
             close_fds=True,
-            start_new_session=True,
+            process_group=0,
         )
         life = _Life(process, output[0], limits.stderr_bytes)
         undo.pop_all()
@@ -181,7 +183,7 @@ class _Life:
             del self._tail[: max(0, len(self._tail) - self._keep)]
 
     def kill(self) -> None:
-        """The process, and whatever it left in its session's process group. Never after it was reaped."""
+        """The process, and whatever it left in its process group. Never after it was reaped."""
         if self.over:
             return
         with contextlib.suppress(ProcessLookupError):
