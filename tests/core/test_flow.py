@@ -174,9 +174,10 @@ def test_everything_that_readers_wait_for_wakes_them(what: str) -> None:
         "settle": lambda: scene.flow.done,
         "prove": lambda: scene.flow.reclaimed is not None,
     }[what]
-    thread = threading.Thread(target=lambda: woken.append(scene.flow.wakers.wait(done, 20.0)))
+    wakers = scene.flow.news_wakers if what == "emit" else scene.flow.wakers
+    thread = threading.Thread(target=lambda: woken.append(wakers.wait(done)), daemon=True)
     thread.start()
-    while not scene.flow.wakers:
+    while not wakers:
         pass
     match what:
         case "emit":
@@ -195,7 +196,7 @@ def test_a_reader_and_the_driver_at_full_speed_lose_nothing() -> None:
 
     def read() -> None:
         while True:
-            scene.flow.wakers.wait(lambda: scene.flow.news, 20.0)
+            scene.flow.news_wakers.wait(lambda: scene.flow.news, 20.0)
             done = scene.flow.done
             chunk = scene.flow.take()
             if chunk is not None:
