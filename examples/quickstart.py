@@ -167,11 +167,14 @@ def crash(pipeline: b.BoundedPipeline, inside: list[b.Generation], waiting: b.Ge
 
 
 def at_rest(pipeline: b.BoundedPipeline) -> b.SchedulerStats:
-    """A caller is answered before the engine has let go; that takes one more step."""
+    """A caller is answered before the engine has let go; that takes one more step, and its own figures another."""
     until = time.monotonic() + 10
-    while (stats := pipeline.stats()).running + stats.waiting + stats.stopping and time.monotonic() < until:
+    while time.monotonic() < until:
+        stats = pipeline.stats()
+        if not (stats.running or stats.waiting or stats.stopping or stats.cache_usage):
+            break
         time.sleep(0.02)
-    return stats
+    return pipeline.stats()
 
 
 # --- small things ----------------------------------------------------------------------------------------------------

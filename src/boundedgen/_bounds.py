@@ -72,6 +72,9 @@ class Deadline:
     bound: str
 
 
+PLACES_MOST = 10_000_000  #: of one kind: places are made beforehand, so that taking one needs no lock
+
+
 def _limit(
     default: float | int | None, unit: str, why: str, *, least: float = 0.0, whole: bool = False, optional: bool = False
 ) -> Any:
@@ -86,6 +89,8 @@ def _limit(
             )
         if math.isnan(value) or math.isinf(value) or value < least:
             raise ValueError(f"Limits.{attribute.name} is {value!r}; it must be finite and at least {least:g} ({unit})")
+        if attribute.name in ("waiting_max", "owner_max", "leases_max") and value > PLACES_MOST:
+            raise ValueError(f"Limits.{attribute.name} is {value}; it must be at most {PLACES_MOST}: each costs memory")
 
     def convert(value: Any) -> Any:
         return value.total_seconds() if isinstance(value, timedelta) else value

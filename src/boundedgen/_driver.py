@@ -16,6 +16,7 @@ from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._deadlines import Agenda
 from boundedgen._core._governor import Governor
+from boundedgen._core._sequences import Submission
 from boundedgen._errors import FinishReason as Why
 from boundedgen._errors import PipelineClosed
 from boundedgen._flow import Flow
@@ -81,8 +82,8 @@ class Driver:
             raise PipelineClosed(f"this pipeline lives in process {self._pid}; after a fork, build one of your own")
 
     def submit(self, flow: Flow) -> None:
-        self.flows[flow.submission.id] = flow
-        self.post("submit", flow.submission)
+        """One append: whatever interrupts the caller, the driver has all of it or nothing."""
+        self.post("submit", flow)
 
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -104,7 +105,7 @@ class Driver:
             except IndexError:
                 return
             if command == "submit":
-                self._settle_late(args[0].id)
+                self._settle_late(self._take_in(*args).id)
 
     def _settle_late(self, sequence: int) -> None:
         flow = self.flows.pop(sequence, None)
@@ -174,7 +175,13 @@ class Driver:
     def _take_commands(self, now: float) -> None:
         for _ in range(len(self._commands)):  # those that come meanwhile must not hold up deadlines
             command, args = self._commands.popleft()
+            if command == "submit":
+                args = (self._take_in(*args),)
             getattr(self.governor, command)(*args, now)
+
+    def _take_in(self, flow: Flow) -> Submission:
+        self.flows[flow.submission.id] = flow
+        return flow.submission
 
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
@@ -286,8 +293,10 @@ class Driver:
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
 
     def _kill(self, effect: ev.Kill) -> None:
-        level = logging.INFO if effect.cause is ev.Cause.CLOSE else logging.ERROR
-        self._log(level, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
+        if effect.cause is ev.Cause.CLOSE:
+            self._log(logging.INFO, "engine %d ended: closed", effect.incarnation)
+        else:
+            self._log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
         self._on_link(effect.incarnation, lambda link: link.kill())
 
     def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
@@ -315,7 +324,7 @@ class Driver:
     def _became(self, effect: ev.Became, now: float) -> None:
         self._gauges.became(effect.state, effect.detail, now)
         level = logging.INFO if effect.state in ("starting", "ready", "draining", "closed") else logging.WARNING
-        self._log(level, "the lane is %s %s", effect.state, effect.detail)
+        self._log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
 
     def _log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
         self._aside.run(lambda: logger.log(level, message, *args, exc_info=error))

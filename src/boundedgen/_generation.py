@@ -135,7 +135,9 @@ class Generation:
             self._driver.check_process()
             with self._flow.reader():
                 if not self._flow.wakers.wait(lambda: self._flow.done, timeout):
-                    raise TimeoutError(f"generation {self.id} was not settled within {timeout} s; it goes on")
+                    raise TimeoutError(
+                        f"generation {self.id} was not settled within {timeout} s; this ends only the wait"
+                    )
         return self._completion()
 
     async def wait(self, timeout: float | None = None) -> bool:

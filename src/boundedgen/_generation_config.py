@@ -215,3 +215,10 @@ def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:
         )
     if results > beams:
         raise InvalidRequest(f"num_return_sequences is {results}, more than num_beams ({beams}); lower it")
+    ends, candidates = len(fields.get("stop_token_ids", ())), 2 * (beams // groups)
+    if ends >= candidates:
+        # When all candidates of a step end there, the engine raises in step(), for everybody (2026.4.1).
+        raise InvalidRequest(
+            f"stop_token_ids holds {ends} ids (the model's own included) with num_beams={beams}; a group of beams "
+            f"looks at {candidates} candidates, and the engine fails when all of them end: give fewer, or more beams"
+        )

@@ -14,6 +14,7 @@ from boundedgen._lease import Lease, LeaseCell
 from boundedgen._making import check_ttl
 from boundedgen.abc import Clock
 
+PLACES_MOST = 1_000_000  #: more than a pipeline can hold; each costs memory
 ID_BYTES = 16  #: 128 random bits: an id cannot be guessed
 
 
@@ -34,7 +35,9 @@ class Leasing:
         check_ttl("ttl", ttl_s, self._limits)
         if not isinstance(owner, str) or len(owner.encode(errors="replace")) > self._limits.label_bytes:
             raise ValueError(f"owner must be a str of at most {self._limits.label_bytes} bytes (Limits.label_bytes)")
-        if max_sequences is not None and (isinstance(max_sequences, bool) or max_sequences < 1):
+        if max_sequences is not None and (
+            isinstance(max_sequences, bool) or not isinstance(max_sequences, int) or max_sequences < 1
+        ):
             raise ValueError(f"max_sequences is {max_sequences!r}; give a whole number from 1, or None")
         try:
             self._left.pop()
@@ -46,7 +49,7 @@ class Leasing:
         row = Row(secrets.token_hex(ID_BYTES), owner, ttl)
         row.expires = self._driver.governor.clock.at(self._clock.now()) + ttl
         cell = LeaseCell(row, renew_on_read, lambda: self._left.append(0))
-        places = None if max_sequences is None else deque(range(max_sequences))
+        places = None if max_sequences is None else deque(range(min(max_sequences, PLACES_MOST)))
         lease = cell.lease = Lease(cell, self._driver, self._clock, places)
         self._driver.cells[row.id] = cell
         self._driver.post("grant", row)

@@ -45,11 +45,11 @@ class Serving:
         flows: list[Flow] = []
         try:
             flows.extend(self._admit(call()) for call in calls)
-        except BaseException:
+            return [self._send(flow) for flow in flows]
+        except BaseException:  # also an interrupt: what was sent is cancelled, since nobody holds it
             for flow in flows:
                 flow.give_back()
             raise
-        return [self._send(flow) for flow in flows]
 
     def probe(self, timeout: float) -> Generation | str:
         """The probe's generation, or why it cannot be run."""
@@ -91,8 +91,12 @@ class Serving:
             raise
 
     def _send(self, flow: Flow) -> Generation:
-        generation = Generation(flow, self._driver, self._clock)
-        self._driver.submit(flow)
+        try:
+            generation = Generation(flow, self._driver, self._clock)
+            self._driver.submit(flow)
+        except BaseException:
+            flow.give_back()
+            raise
         if not flow.submission.cleared and not self._checks.run(lambda: self._check_grammar(flow)):
             self._driver.post("refuse", flow.submission.id, "its grammar cannot be checked any more")
         return generation

@@ -415,3 +415,13 @@ def test_messages_that_cannot_be_rendered_are_refused_without_their_text(prompt:
     with pytest.raises(InvalidRequest, match=words) as caught:
         messages(prompt)
     assert SECRET not in str(caught.value)
+
+
+def test_beams_that_could_all_end_in_one_step_are_refused() -> None:
+    """The engine raises in step() then, and takes everybody with it (measured: 2 beams with 4 ids, 4 with 8)."""
+    known: Any = {"defaults": {}, "limits": Limits(), "prompt_tokens": 3, "vocab_size": 259, "draw_seed": lambda: 1}
+    for beams in (2, 4):
+        fits = generation_fields(None, {"num_beams": beams, "stop_token_ids": list(range(2 * beams - 1))}, **known)
+        assert len(fits["stop_token_ids"]) == 2 * beams - 1
+        with pytest.raises(InvalidRequest, match="stop_token_ids"):
+            generation_fields(None, {"num_beams": beams, "stop_token_ids": list(range(2 * beams))}, **known)
