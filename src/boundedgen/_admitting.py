@@ -83,6 +83,8 @@ class Admitting:
             self._check_fit(submission)
             flow = self._flow(submission, prompt, fields)
             flow.lent_waiting, flow.lent = waiting, lent
+            ttl = self._lease_ttl if lease is None else lease.ttl_s
+            flow.patience = float("inf") if ttl is None else ttl
             return flow
 
     def probe(self, timeout: float) -> Flow:

@@ -210,7 +210,8 @@ class Driver:
         before = row.expires
         for sequence in row.sequences:
             flow = self.flows.get(sequence)
-            for since, until in () if flow is None else flow.presence(now):
+            if flow is not None:
+                since, until = flow.presence(now)
                 self.governor.seen(lease, until, now, since=since)
         return row.expires <= before and (cell is None or cell.close())
 

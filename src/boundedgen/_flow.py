@@ -49,8 +49,10 @@ class Flow:
         # The reader's side.
         self.reading_since: float | None = None
         self.read_at = submission.submitted_at
+        self.patience = float("inf")  #: seconds; the ttl of a lease that reading renews
+        self._there_since = submission.submitted_at  # without a pause longer than that
         self.unread_since: float | None = None
-        self._readers: dict[int, float] = {}  # waiting in a call right now, since when
+        self._readers: dict[int, None] = {}  # waiting in a call right now
         self._new_text = text
         self._text = text()
         self._taken = 0
@@ -110,12 +112,9 @@ class Flow:
             return None
         return max(since, self.read_at)  # it was there until then, be it only to wait
 
-    def presence(self, now: float) -> Iterator[tuple[float, float]]:
-        """From when to when somebody was there: the last time somebody left, and whoever waits in a call now."""
-        yield self.read_at, self.read_at
-        since = min(list(self._readers.values()), default=None)
-        if since is not None:
-            yield since, now
+    def presence(self, now: float) -> tuple[float, float]:
+        """From when to when somebody was there, with no pause longer than `patience`; one who waits is there now."""
+        return self._there_since, now if self._readers else self.read_at
 
     # --- the readers' side ---------------------------------------------------------------------------------------
 
@@ -132,7 +131,8 @@ class Flow:
     def reader(self) -> Iterator[None]:
         """Whoever waits inside is there: that renews an implicit lease, and nothing is held against it."""
         key = next(_keys)
-        self._readers[key] = self.now()
+        self._here()
+        self._readers[key] = None
         try:
             yield
         finally:
@@ -140,8 +140,15 @@ class Flow:
             self._readers.pop(key, None)
 
     def begin_reading(self) -> None:
-        self.read_at = self.now()
+        self._here()
         self.reading_since = self.read_at
+
+    def _here(self) -> None:
+        """Somebody is there. After too long a pause this is a new beginning, which saves no lease that was over."""
+        now = self.now()
+        if not self._readers and now - self.read_at > self.patience:
+            self._there_since = now
+        self.read_at = now
 
     @property
     def done(self) -> bool:
@@ -154,7 +161,8 @@ class Flow:
 
     def _take(self) -> Chunk | None:
         over = self.settled is not None  # read before the tokens: after it no more can come
-        self.read_at, self.unread_since = self.now(), None
+        self._here()
+        self.unread_since = None
         end = len(self.token_ids)
         ids = tuple(self.token_ids[self._taken : end])
         logprobs = tuple(self.logprobs[self._taken : end])

@@ -14,7 +14,7 @@ from boundedgen._lease import Lease, LeaseCell
 from boundedgen._making import check_ttl
 from boundedgen.abc import Clock
 
-PLACES_MOST = 1_000_000  #: more than a pipeline can hold; each costs memory
+BEYOND_THE_QUEUE = 65_536  #: places of a lease on top of waiting_max; more can never be inside, and each costs memory
 ID_BYTES = 16  #: 128 random bits: an id cannot be guessed
 
 
@@ -49,7 +49,8 @@ class Leasing:
         row = Row(secrets.token_hex(ID_BYTES), owner, ttl)
         row.expires = self._driver.governor.clock.at(self._clock.now()) + ttl
         cell = LeaseCell(row, renew_on_read, lambda: self._left.append(0))
-        places = None if max_sequences is None else deque(range(min(max_sequences, PLACES_MOST)))
+        most = self._limits.waiting_max + BEYOND_THE_QUEUE
+        places = None if max_sequences is None else deque(range(min(max_sequences, most)))
         lease = cell.lease = Lease(cell, self._driver, self._clock, places)
         self._driver.cells[row.id] = cell
         self._driver.post("grant", row)

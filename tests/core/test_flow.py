@@ -126,8 +126,22 @@ def test_a_reader_that_waits_neglects_nothing() -> None:
         scene.emit(A)
         assert scene.flow.neglected_since() is None
         scene.now = 15.0
-        assert list(scene.flow.presence(99.0)) == [(10.0, 10.0), (10.0, 99.0)]
-    assert list(scene.flow.presence(99.0)) == [(15.0, 15.0)]
+        assert scene.flow.presence(99.0) == (10.0, 99.0)
+    assert scene.flow.presence(99.0) == (10.0, 15.0)
+
+
+def test_a_steady_reader_is_there_all_the_time_and_one_that_paused_too_long_since_its_return() -> None:
+    """Its lease is looked at whenever the driver gets to it, in the middle of a pause or right after one."""
+    scene = Scene()
+    scene.flow.patience = 1.0
+    scene.flow.begin_reading()
+    for scene.now in (10.5, 11.4, 12.3):
+        with scene.flow.reader():
+            pass
+    assert scene.flow.presence(12.9) == (10.0, 12.3)
+    scene.now = 13.4
+    with scene.flow.reader():
+        assert scene.flow.presence(13.5) == (13.4, 13.5)
 
 
 def test_the_clock_of_neglect_starts_with_the_oldest_text_that_nobody_took() -> None:
