@@ -126,7 +126,7 @@ class Limits:
         least=0.0,
     )
     prompt_bytes: int = _limit(
-        8 << 20,
+        1 << 20,
         "bytes",
         "templating and encoding run in the caller's thread and hold the interpreter lock",
         least=1,
