@@ -55,6 +55,7 @@ class Driver:
         self._asked: ev.DecideRestart | None = None
         self._waiting = Waiting()
         self._silent = False  # the engine was seen to say nothing since the last wake
+        self._spoken_to = False  # its link may have something to say of a command itself
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         now = clock.now()
@@ -134,7 +135,8 @@ class Driver:
         """Until the next wake-up, a command, or anything from the engine."""
         if self.over or self._commands:
             return
-        self._silent = self._waiting.sleep(self.link, None if until is None else until - self._clock.now())
+        silent = self._waiting.sleep(self.link, None if until is None else until - self._clock.now())
+        self._silent, self._spoken_to = silent and not self._spoken_to, False
 
     def turn(self) -> float | None:
         """One wake. Returns the instant of the next one; None: only when something happens."""
@@ -253,6 +255,7 @@ class Driver:
 
     def _on_link(self, incarnation: int, act: Callable[[EngineLink], None]) -> None:
         if self.link is not None and self.link.incarnation == incarnation:
+            self._spoken_to = True
             act(self.link)
 
     def _emit(self, effect: ev.Emit, now: float) -> None:
