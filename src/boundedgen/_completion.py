@@ -1,4 +1,7 @@
-"""What a generation gives: chunks on the way, a completion at its end, a reclamation when the engine let go of it."""
+"""What a generation gives: chunks on the way, a completion at its end, a reclamation when the engine let go of it.
+
+Text and tokens are in no repr: what was asked and answered must not end up in a log by accident.
+"""
 
 from typing import final
 
@@ -10,22 +13,22 @@ from boundedgen._errors import FinishReason
 @final
 @frozen(kw_only=True)
 class Chunk:
-    """New output. The texts of all chunks concatenate to `Completion.text`; a chunk can have tokens and no text yet."""
+    """New output. The texts of all chunks concatenate to `Completion.text`. Text is not in its repr."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()  #: one a token, when asked for
+    text: str = field(repr=False)  #: can be empty: tokens that do not make a whole character yet
+    token_ids: tuple[int, ...] = field(repr=False)  #: can be empty: text that was held back until the end
+    logprobs: tuple[float, ...] = field(default=(), repr=False)  #: natural logarithms, one a token, when asked for
 
 
 @final
 @frozen(kw_only=True)
 class Alternative:
-    """Another sequence of the same request."""
+    """Another sequence of the same request. Text is not in its repr."""
 
-    text: str = field(repr=False)
-    token_ids: tuple[int, ...] = field(repr=False)
-    score: float | None
-    logprobs: tuple[float, ...] = field(default=(), repr=False)
+    text: str = field(repr=False)  #: all of it
+    token_ids: tuple[int, ...] = field(repr=False)  #: without the prompt's
+    score: float | None  #: the engine's: for beams, of the whole sequence; higher is better
+    logprobs: tuple[float, ...] = field(default=(), repr=False)  #: one a token, when asked for
 
 
 @final
@@ -33,32 +36,30 @@ class Alternative:
 class Completion:
     """The whole output, or, on an error's `partial`, what there was. Text is not in its repr."""
 
-    text: str = field(repr=False)
-    token_ids: tuple[int, ...] = field(repr=False)
+    text: str = field(repr=False)  #: of the best sequence
+    token_ids: tuple[int, ...] = field(repr=False)  #: of the best sequence, without the prompt's
     finish_reason: FinishReason | None  #: None: still going on
-    prompt_tokens: int
-    completion_tokens: int
-    queued_s: float | None  #: from submit to the first admission; None: never admitted
-    first_token_s: float | None  #: from submit
-    total_s: float  #: from submit to the end, or to now
-    resumed: int = 0  #: how often it was continued on another incarnation
-    seed: int | None = None  #: None: not sampled
-    score: float | None = None  #: of the best sequence, when several were asked for
-    logprobs: tuple[float, ...] = field(default=(), repr=False)
+    prompt_tokens: int  #: with what the chat template adds
+    completion_tokens: int  #: of the best sequence
+    queued_s: float | None  #: seconds from submit to the first admission; None: never admitted
+    first_token_s: float | None  #: seconds from submit; None: there was none
+    total_s: float  #: seconds from submit to the end, or to now while it is going on
+    resumed: int = 0  #: how often it was continued on another incarnation; 0: not there yet
+    seed: int | None = None  #: that sampling used, given or drawn; None: not sampled
+    score: float | None = None  #: the engine's, of the best sequence, when several were asked for; else None
+    logprobs: tuple[float, ...] = field(default=(), repr=False)  #: one a token, when asked for
     alternatives: tuple[Alternative, ...] = ()  #: the other sequences asked for, best first
-    id: int = 0
-    label: str = ""
+    id: int = 0  #: `Generation.id`
+    label: str = ""  #: the caller's
 
 
 @final
 @frozen(kw_only=True)
 class Reclamation:
-    """Proof that the engine let go of a generation.
+    """Proof that the engine let go of a generation."""
 
-    `proof`: "perf_metrics" or "request_count" (the engine's own evidence), "died" (with its engine), "reconciled",
-    "refused", or "never_held" (it never entered the engine). `steps` began after the engine took the stop.
-    """
-
-    steps: int
-    seconds: float
+    steps: int  #: begun after the engine took the stop, until the proof; 0 for one that finished by itself
+    seconds: float  #: from the stop being taken to the proof
+    #: "perf_metrics" or "request_count" (the engine's own evidence), "died" (with its engine), "reconciled" (the engine
+    #: no longer knew it), "refused" (the engine never took it), "never_held" (it never entered the engine).
     proof: str

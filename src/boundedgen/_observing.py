@@ -5,7 +5,6 @@ from attrs import fields
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core._events import Cause, PoolFacts, Pulse
 from boundedgen._core._governor import Governor
-from boundedgen._core._phases import StayPhase
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._core._tally import RECLAIM_EDGES
@@ -32,7 +31,7 @@ REFUSED_BY_STATE = (PipelineClosed, EngineUnavailable, EngineFailed, DeviceUnava
 ENDINGS = dict.fromkeys((reason.value for reason in FinishReason), 0)
 BOUNDS = dict.fromkeys((bound.name for bound in fields(Bounds)), 0)
 LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refused"), 0)
-CAUSES = dict.fromkeys((cause.value for cause in Cause), 0)
+FAULTS = tuple(cause.value for cause in Cause if cause is not Cause.CLOSE)  # an orderly close must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
@@ -55,7 +54,6 @@ def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
 
 def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences: bool) -> SchedulerStats:
     snapshot, pulse = driver.snapshot, pulse_of(driver)
-    ages = _ages(driver.governor, now)
     pools = _pools(snapshot)
     kv = pools[0] if pools else None
     used = None if kv is None or snapshot.usage is None else _used(snapshot, kv)
@@ -66,9 +64,9 @@ def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences:
         stopping=snapshot.stopping,
         leases=snapshot.leases,
         incarnation=snapshot.incarnation,
-        oldest_waiting_s=ages.get("waiting"),
-        oldest_running_s=ages.get("running"),
-        oldest_stopping_s=ages.get("stopping"),
+        oldest_waiting_s=_age(snapshot.waiting_since, now),
+        oldest_running_s=_age(snapshot.running_since, now),
+        oldest_stopping_s=_age(snapshot.stopping_since, now),
         blocks_total=None if kv is None else kv.blocks_total,
         blocks_used=used,
         blocks_free=None if kv is None else kv.blocks_free,
@@ -80,7 +78,7 @@ def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences:
         cache_bytes=snapshot.cache_bytes,
         step_current_s=max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
         last_step_s=snapshot.last_step_s,
-        last_progress_s=None if snapshot.progress_at is None else max(0.0, now - snapshot.progress_at),
+        last_progress_s=_age(snapshot.progress_at, now),
         snapshot_age_s=max(0.0, now - snapshot.at),
         driver_lag_s=lag(driver, snapshot, now),
         tokens_per_s=snapshot.tokens_per_s,
@@ -94,7 +92,8 @@ def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences:
         late_tokens_total=counters["late_tokens"],
         steps_total=counters["steps"],
         restarts_total=counters["restarts"],
-        kills_total=CAUSES | snapshot.kills,
+        kills_total={cause: snapshot.kills.get(cause, 0) for cause in FAULTS},
+        closes_total=snapshot.kills.get(Cause.CLOSE.value, 0),
         resumed_total=0,
         paused_total=0,
         quarantined_total=0,
@@ -136,19 +135,8 @@ def _reclaim(snapshot: Snapshot) -> ReclaimStats:
     return ReclaimStats(count_total=count, steps_max=steps, seconds_max=seconds, buckets_s=cumulative, proof=proof)
 
 
-def _ages(governor: Governor, now: float) -> dict[str, float]:
-    """The oldest of each phase. Reads the live tables, which may change meanwhile; each is copied in one go."""
-    oldest: dict[str, float] = {}
-    stays = list(governor.stays.values())
-    held = {stay.sequence for stay in stays if stay.phase is not StayPhase.GONE}
-    for sequence in list(governor.sequences.values()):
-        phase = "waiting" if sequence.id not in held else "running"
-        age = max(0.0, now - sequence.submission.submitted_at)
-        oldest[phase] = max(oldest.get(phase, 0.0), age)
-    stopping = [now - s.stop_at for s in stays if s.stop_at is not None]
-    if stopping:
-        oldest["stopping"] = max(0.0, *stopping)
-    return oldest
+def _age(since: float | None, now: float) -> float | None:
+    return None if since is None else max(0.0, now - since)
 
 
 def _rows(governor: Governor, now: float) -> tuple[SequenceRow, ...]:

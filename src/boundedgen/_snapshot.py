@@ -8,7 +8,6 @@ from boundedgen._core._admission import Capacity
 from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
 from boundedgen._core._life import Death
-from boundedgen._core._phases import StayPhase
 
 
 @frozen
@@ -27,6 +26,9 @@ class Snapshot:
     waiting: int
     running: int
     stopping: int
+    waiting_since: float | None
+    running_since: float | None
+    stopping_since: float | None
     leases: int
     usage: float | None
     usage_max: float | None
@@ -60,6 +62,7 @@ class Gauges:
 
     def take(self, governor: Governor, expected: float | None, now: float) -> Snapshot:
         tally, life, report = governor.tally, governor.life, governor.last_report
+        census = governor.census()
         usage = None if report is None else report.usage
         if usage is not None:
             self._usage_max = max(self._usage_max or 0.0, usage)
@@ -67,7 +70,6 @@ class Gauges:
             self._cache_bytes = report.cache_bytes
         elif life.facts is not None and self._cache_bytes is None:
             self._cache_bytes = life.facts.cache_bytes
-        running = governor.running()
         return Snapshot(
             at=now,
             expected=expected,
@@ -78,9 +80,12 @@ class Gauges:
             facts=life.facts,
             capacity=governor.capacity,
             reserved=tuple(governor.ledger.reserved),
-            waiting=len(governor.sequences) - governor.probes - running,
-            running=running,
-            stopping=sum(s.phase is StayPhase.STOPPING for s in governor.stays.values()),
+            waiting=census.waiting,
+            running=census.running,
+            stopping=census.stopping,
+            waiting_since=census.waiting_since,
+            running_since=census.running_since,
+            stopping_since=census.stopping_since,
             leases=len(governor.leases),
             usage=usage,
             usage_max=self._usage_max,

@@ -5,10 +5,11 @@ known is None, never 0. Ages are computed when the answer is read.
 """
 
 import enum
+import math
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
-from attrs import field, frozen
+from attrs import Attribute, Factory, asdict, field, frozen
 
 from boundedgen._errors import BoundedGenError
 
@@ -16,28 +17,27 @@ from boundedgen._errors import BoundedGenError
 @final
 @frozen(kw_only=True)
 class PoolStats:
-    """One kind of cache block. Source: the sizes are the engine's own, `reserved` is the governor's table."""
+    """One kind of cache block. The sizes are the engine's own; what is reserved, boundedgen's."""
 
-    name: str  #: "kv" or "linear_attention"
-    blocks_total: int  #: without the probe's
+    name: str  #: "kv", or "linear_attention" on hybrid models
+    blocks_total: int  #: all there are, without the probe's
     blocks_reserved: int  #: promised to stays whose release is not proved
+    blocks_free: int = field(  #: blocks_total - blocks_reserved: what a newcomer can get
+        init=False, default=Factory(lambda self: self.blocks_total - self.blocks_reserved, takes_self=True)
+    )
     tokens_per_block: int | None  #: None: one block a sequence, however long
-
-    @property
-    def blocks_free(self) -> int:
-        return self.blocks_total - self.blocks_reserved
 
 
 @final
 @frozen(kw_only=True)
 class ReclaimStats:
-    """Stays that were made to leave, and proved to have left."""
+    """Stays that were made to leave before their own end (cancelled, expired, revoked), and proved to have left."""
 
-    count_total: int
-    steps_max: int  #: steps begun after the engine took the stop, at most so far
-    seconds_max: float
-    buckets_s: Mapping[float, int]  #: upper edge in seconds -> stays up to it (cumulative; the last edge is infinite)
-    proof: str | None  #: "perf_metrics" or "request_count"; None before the first READY
+    count_total: int  #: stays
+    steps_max: int  #: steps begun after the engine took the stop, until the proof; the most so far
+    seconds_max: float  #: seconds from the stop being taken to the proof; the most so far
+    buckets_s: Mapping[float, int]  #: upper edge in seconds -> stays up to it; cumulative, the last edge is infinite
+    proof: str | None  #: "perf_metrics" or "request_count", the evidence in use; None before the first READY
 
 
 @final
@@ -45,78 +45,87 @@ class ReclaimStats:
 class SequenceRow:
     """One sequence that is not settled, or is settled and still held by the engine."""
 
-    id: int
-    label: str
-    owner: str
-    lease: str | None
+    id: int  #: `Generation.id`
+    label: str  #: the caller's
+    owner: str  #: the lease's, else the caller's
+    lease: str | None  #: id of its explicit lease, which is a bearer token; None: it has none
     phase: str  #: "waiting", "running" or "stopping"
-    age_s: float
-    tokens: int
-    blocks: Mapping[str, int]  #: reserved, by pool
-    deadline: float | None  #: monotonic instant of its earliest wall deadline
-    bound: str | None
+    age_s: float  #: since submit
+    tokens: int  #: visible so far; 0 once it is settled
+    blocks: Mapping[str, int]  #: reserved, by pool; empty while it holds none
+    deadline: float | None  #: `time.monotonic()` instant of the earlier of `total` and `queued`; None: it is settled
+    bound: str | None  #: the bound that `deadline` comes from; None: it is settled
 
 
 @final
 @frozen(kw_only=True)
 class SchedulerStats:
-    """A snapshot of the lane. submitted_total == sum(finished_total.values()) + waiting + running, always."""
+    """A snapshot of the lane, as the driver last published it; ages are of the moment of the call.
 
-    waiting: int
-    running: int
+    In each one `submitted_total == sum(finished_total.values()) + waiting + running`. The probe is in none of these
+    numbers. While the engine hangs `step_current_s` grows; while the driver does, `snapshot_age_s` and `driver_lag_s`.
+    """
+
+    waiting: int  #: sequences that are accepted and not in the engine
+    running: int  #: sequences in the engine, not answered yet
     stopping: int  #: stays whose release is not proved yet; they count against capacity
-    leases: int
-    incarnation: int
-    oldest_waiting_s: float | None
-    oldest_running_s: float | None
-    oldest_stopping_s: float | None
-    blocks_total: int | None  #: the KV pool, without the probe's block
-    blocks_used: int | None  #: by the engine's own figure, at its last step
-    blocks_free: int | None  #: blocks_total - blocks_reserved: what a newcomer can get
-    blocks_reserved: int | None
-    block_size: int | None  #: tokens
-    pools: tuple[PoolStats, ...]
-    cache_usage: float | None  #: of the fullest pool, at the last step
-    cache_usage_max: float | None
-    cache_bytes: int | None
+    leases: int  #: live ones, implicit ones included
+    incarnation: int  #: number of the engine's life, from 1
+    oldest_waiting_s: float | None  #: age, since submit, of the one that waits longest; None: none waits
+    oldest_running_s: float | None  #: age, since submit, of the oldest one running; None: none runs
+    oldest_stopping_s: float | None  #: since the earliest stop that is not proved; None: there is none
+    blocks_total: int | None  #: blocks of the KV pool, without the probe's; None before the first READY
+    blocks_used: int | None  #: by the engine's own figure, at its last step; None: no step yet, or a hybrid model
+    blocks_free: int | None  #: blocks_total - blocks_reserved: what a newcomer can get; None before the first READY
+    blocks_reserved: int | None  #: promised to stays whose release is not proved; None before the first READY
+    block_size: int | None  #: tokens of a block of the KV pool; None before the first READY
+    pools: tuple[PoolStats, ...]  #: a row a pool, the KV pool first; empty before the first READY
+    cache_usage: float | None  #: 0 to 1, of the fullest pool, at the last step; None: no step yet
+    cache_usage_max: float | None  #: the highest so far; None: no step yet
+    cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
     step_current_s: float  #: age of the step in flight; 0 when none is
-    last_step_s: float | None
-    last_progress_s: float | None  #: age; None while there is no work
-    snapshot_age_s: float
-    driver_lag_s: float  #: how late the driver is for its next wake-up
-    tokens_per_s: float | None  #: visible tokens, over the last seconds with work
-    submitted_total: int
-    rejected_total: Mapping[str, int]  #: by error; nothing was started, not in submitted_total
+    last_step_s: float | None  #: how long the last step took; None: no step yet
+    last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work
+    snapshot_age_s: float  #: since the driver published this; an idle driver sleeps long, `driver_lag_s` tells
+    driver_lag_s: float  #: how late the driver is for its next wake-up; 0 when it is not
+    tokens_per_s: float | None  #: visible tokens, over the last full second with work; None: there was none
+    submitted_total: int  #: sequences accepted
+    rejected_total: Mapping[str, int]  #: by error; nothing was started, so not in submitted_total
     finished_total: Mapping[str, int]  #: by FinishReason
-    deadlines_total: Mapping[str, int]  #: by bound
-    leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked, refused
-    prompt_tokens_total: int
-    tokens_total: int
+    deadlines_total: Mapping[str, int]  #: those that ended DEADLINE, by bound
+    leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked, refused (renewed too late)
+    prompt_tokens_total: int  #: of sequences that were admitted
+    tokens_total: int  #: visible ones
     late_tokens_total: int  #: produced after the end of their sequence; dropped
-    steps_total: int
-    restarts_total: int
-    kills_total: Mapping[str, int]  #: by cause
-    resumed_total: int
-    paused_total: int
-    quarantined_total: int
-    requeued_total: int
+    steps_total: int  #: that returned
+    restarts_total: int  #: READY again after an engine was lost
+    kills_total: Mapping[str, int]  #: engines lost, by cause: faults only, an orderly close is none
+    closes_total: int  #: engines ended because the pipeline was closed (cause CLOSE); apart from kills_total
+    resumed_total: int  #: 0: not there yet
+    paused_total: int  #: 0: not there yet
+    quarantined_total: int  #: 0: not there yet
+    requeued_total: int  #: put back in their place, since the engine ended them for lack of cache
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended
-    reclaim: ReclaimStats
-    sequences: tuple[SequenceRow, ...] | None = None  #: with `stats(sequences=True)`
+    reclaim: ReclaimStats  #: how fast those that were stopped have left
+    sequences: tuple[SequenceRow, ...] | None = None  #: a row a sequence, by id; None without `stats(sequences=True)`
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data under the names of the fields, as strict JSON gives it back; the infinite edge is "inf"."""
+        return asdict(self, value_serializer=_plain)
 
 
 @final
 class HealthState(enum.StrEnum):
-    """STALLED: there is work, and no progress that the budgets allow for."""
+    """What the lane is doing."""
 
-    STARTING = "starting"
-    READY = "ready"
-    STALLED = "stalled"
-    RECOVERING = "recovering"
-    DRAINING = "draining"
-    FAILED = "failed"
-    CLOSED = "closed"
+    STARTING = "starting"  #: the first engine has not been ready yet
+    READY = "ready"  #: idle or full, as long as there is progress
+    STALLED = "stalled"  #: there is work, and no progress that the budgets allow for
+    RECOVERING = "recovering"  #: the engine is being replaced; submissions wait
+    DRAINING = "draining"  #: closing; what is inside may still end
+    FAILED = "failed"  #: given up: `Health.error` says why; build a new pipeline, in a new process
+    CLOSED = "closed"  #: the end
 
 
 @final
@@ -124,14 +133,14 @@ class HealthState(enum.StrEnum):
 class Health:
     """Whether to send work here, and whether to replace the process."""
 
-    state: HealthState
-    reason: str
-    since_s: float
-    incarnation: int
-    error: BoundedGenError | None  #: the typed cause of FAILED
-    retry_after_s: float | None  #: while not ready: when to ask again
+    state: HealthState  #: what the lane is doing
+    reason: str  #: why, in words; empty where there is nothing to say
+    since_s: float  #: how long `state` has been so; STALLED: since READY began
+    incarnation: int  #: number of the engine's life, from 1
+    error: BoundedGenError | None  #: the typed cause of FAILED; None in every other state
+    retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
-    driver_alive: bool = field(default=True)
+    driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind
 
     @property
     def ready(self) -> bool:
@@ -143,14 +152,19 @@ class Health:
         """Do not replace the process: it works, or heals by itself. Not FAILED, not CLOSED, and the driver runs."""
         return self.driver_alive and self.state not in (HealthState.FAILED, HealthState.CLOSED)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data under the names of the fields, with `ready` and `live`; `error` by its type and its hints."""
+        fields = asdict(self, value_serializer=_plain)
+        return {**fields, "ready": self.ready, "live": self.live}
+
 
 @final
 class ProbeVerdict(enum.StrEnum):
     """What a probe found out."""
 
-    OK = "ok"
-    FAILED = "failed"  #: also a timeout: a probe is never inconclusive
-    NOT_RUN = "not_run"  #: the engine has no room that could be set aside for it
+    OK = "ok"  #: a token came through
+    FAILED = "failed"  #: none did; also a timeout: a probe is never inconclusive
+    NOT_RUN = "not_run"  #: the engine has no room that could be set aside for it; `reason` says which
 
 
 @final
@@ -158,10 +172,25 @@ class ProbeVerdict(enum.StrEnum):
 class ProbeResult:
     """A one-token generation in a slot and a block of its own."""
 
-    verdict: ProbeVerdict
+    verdict: ProbeVerdict  #: OK, FAILED or NOT_RUN
     seconds: float  #: until the answer, or until it was given up
-    reason: str = ""
+    reason: str = ""  #: why it is not OK, in words
 
     @property
     def ok(self) -> bool:
+        """The verdict is OK."""
         return self.verdict is ProbeVerdict.OK
+
+
+def _plain(_: object, attribute: "Attribute[Any] | None", value: Any) -> Any:
+    """`value` as strict JSON has it: lists, enums by value, errors by type, edges of a histogram as strings."""
+    if attribute is not None and attribute.name == "buckets_s":
+        return {"inf" if math.isinf(edge) else f"{edge:g}": count for edge, count in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, BoundedGenError):
+        hints = {name: getattr(value, name) for name in ("http_status_hint", "grpc_status_hint", "retryable")}
+        return {"type": type(value).__name__, "message": str(value), **hints}
+    return value

@@ -227,11 +227,13 @@ def test_a_probe_waits_for_nobody_and_is_in_no_total() -> None:
     waits = g.submit(prompt=29, new=4)
     probe = g.submit(probe=True, new=1)
     assert g.admitted() == [1, probe]
-    assert (g.governor.waiting(), g.governor.running(), g.governor.tally.submitted) == (1, 1, 2)
+    census = g.governor.census()
+    assert (census.waiting, census.running, g.governor.tally.submitted) == (1, 1, 2)
     stay = g.stay_of(probe)
     g.step(taken=(stay,), outputs=(Output(stay, (1,)),), finished=(Finish(stay, "length"),), released=released(stay))
     assert g.reason(probe) == "length"
-    assert (g.governor.waiting(), g.governor.running()) == (1, 1)
+    census = g.governor.census()
+    assert (census.waiting, census.running) == (1, 1)
     assert not g.governor.tally.finished
     assert g.reason(waits) is None
 
@@ -348,8 +350,8 @@ def test_the_totals_add_up_in_every_phase() -> None:
         if n % 3 == 0:
             g.governor.cancel(sequence, g.now, FinishReason.SLOW_READER if n else FinishReason.CANCELLED)
         g.tick()
-        tally = g.governor.tally
-        assert tally.submitted == tally.finished.total() + g.governor.waiting() + g.governor.running() == n + 1
+        tally, census = g.governor.tally, g.governor.census()
+        assert tally.submitted == tally.finished.total() + census.waiting + census.running == n + 1
     assert len(g.governor.ended) == 3
 
 

@@ -195,10 +195,10 @@ class GovernorMachine(RuleBasedStateMachine):
 
     def _check_books(self) -> None:
         """Promise 10: what the governor counts is what was seen."""
-        tally, oracle = self.governor.tally, self.oracle
+        tally, census, oracle = self.governor.tally, self.governor.census(), self.oracle
         assert tally.submitted == sum(not r.submission.probe for r in oracle.rows.values())
         assert +Counter(tally.finished) == +oracle.reasons
-        assert tally.submitted == tally.finished.total() + self.governor.waiting() + self.governor.running()
+        assert tally.submitted == tally.finished.total() + census.waiting + census.running
         assert set(self.governor.sequences) == {r.submission.id for r in oracle.open_rows()}
         if oracle.phase not in ("failed", "closed"):
             assert set(self.governor.stays) == {s.id for s in oracle.open_stays()}

@@ -1,6 +1,8 @@
 """What the core knows: all of its state, and the two smallest changes to it that everything else is made of."""
 
-from collections import deque
+from collections import OrderedDict, deque
+
+from attrs import frozen
 
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
@@ -13,6 +15,18 @@ from boundedgen._core._sequences import Ended, Queue, Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._core._tally import Tally
 from boundedgen._core._watch import Watch
+
+
+@frozen
+class Census:
+    """How many are in each phase, and since when the oldest of them: monotonic, None without any."""
+
+    waiting: int
+    running: int
+    stopping: int
+    waiting_since: float | None  #: submission
+    running_since: float | None  #: submission
+    stopping_since: float | None  #: stop
 
 
 class Books:
@@ -30,7 +44,8 @@ class Books:
         self.probes = 0  # probes that are not settled: outside of all totals
         self.queue = Queue()
         self.probe_queue = Queue()  # probes have a slot and blocks of their own, and wait for nobody
-        self.sequences: dict[int, Sequence] = {}  # all that are not settled
+        # All that are not settled, in the order of submission; the first one is found at once also after many are gone.
+        self.sequences: OrderedDict[int, Sequence] = OrderedDict()
         self.stays: dict[int, Stay] = {}  # all that are not GONE
         self.ended: deque[Ended] = deque(maxlen=limits.ended_kept)
         self.last_report: ev.Progress | None = None
@@ -41,14 +56,25 @@ class Books:
         self._last_stay = 0
         self._effects: list[ev.Effect] = []
 
-    def running(self) -> int:
-        """Sequences that are RUNNING, the probe apart; each has a stay."""
+    def census(self) -> Census:
+        """Costs what is held, however many wait. Sequences apart from the probe; stays with the probe's."""
         found = (self.sequences.get(stay.sequence) for stay in self.stays.values() if not stay.probe)
-        return sum(s is not None and s.phase is SequencePhase.RUNNING for s in found)
+        running = [s for s in found if s is not None and s.phase is SequencePhase.RUNNING]
+        stopping = [stay for stay in self.stays.values() if stay.phase is StayPhase.STOPPING]
+        return Census(
+            waiting=len(self.sequences) - self.probes - len(running),
+            running=len(running),
+            stopping=len(stopping),
+            waiting_since=self._waiting_since(),
+            running_since=min((s.submission.submitted_at for s in running), default=None),
+            stopping_since=min((s.stop_at for s in stopping if s.stop_at is not None), default=None),
+        )
 
-    def waiting(self) -> int:
-        """Sequences that are WAITING, the probe apart."""
-        return len(self.sequences) - self.probes - self.running()
+    def _waiting_since(self) -> float | None:
+        """Of the first in the order of submission; those before it are in the engine, and so are few."""
+        waiting = (s for s in self.sequences.values() if s.phase is SequencePhase.WAITING and not s.submission.probe)
+        first = next(waiting, None)
+        return None if first is None else first.submission.submitted_at
 
     def _schedule(self, sequence: Sequence) -> None:
         """Enter its deadlines into the agendas."""

@@ -1,0 +1,204 @@
+"""What stats and health say of a pipeline: ages, what an orderly close counts as, what it costs to ask, plain data."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.governed import Governed
+from core.hand_engine import HandEngine, lane, until
+from counts import happened
+
+import boundedgen as b
+from boundedgen import Health, HealthState, Limits
+from boundedgen._core import _events as ev
+
+SECRET = "the-secret-of-the-lighthouse"
+
+
+# --- ages ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_of_each_phase_is_known_by_when_it_came_or_was_stopped() -> None:
+    g = Governed()
+    g.running()
+    g.now += 1
+    _, stopped = g.running()
+    g.now += 1
+    g.submit(), g.submit(priority=1)
+    g.now += 1
+    g.governor.cancel(2, g.now)
+    g.tick(1)
+    census = g.governor.census()
+    assert (census.waiting, census.running, census.stopping) == (2, 1, 1)
+    assert (census.running_since, census.waiting_since, census.stopping_since) == (100, 102, 103)
+    g.step(released=(ev.Release(stopped, 1, 0.1, 0),))
+    g.step()
+    census = g.governor.census()
+    assert (census.waiting, census.running, census.stopping, census.stopping_since) == (1, 2, 0, None)
+    assert census.waiting_since == 102, "the one of higher priority was admitted"
+
+
+def test_one_that_is_put_back_waits_again_since_it_came() -> None:
+    g = Governed()
+    _, stay = g.running()
+    g.now += 5
+    g.submit(prompt=29)
+    g.step(finished=(ev.Finish(stay, "ignored"),))
+    census = g.governor.census()
+    assert (census.waiting, census.waiting_since, census.running_since) == (2, 100, None)
+
+
+def test_a_probe_is_in_no_count_and_no_age_of_sequences() -> None:
+    g = Governed(ready=False)
+    g.submit(probe=True, new=1)
+    assert (g.governor.census().waiting, g.governor.census().waiting_since) == (0, None)
+    g.ready()
+    assert (g.governor.census().running, g.governor.census().running_since) == (0, None)
+
+
+def test_ages_are_those_of_the_moment_of_the_call() -> None:
+    with lane(HandEngine(running_max=1)) as (pipeline, engine):
+        generations = [pipeline.submit("x", max_new_tokens=4) for _ in range(2)]
+        until(lambda: pipeline.stats().waiting == 1 and pipeline.stats().running == 1)
+        engine.clock._ahead += 30  # nobody wakes the driver
+        stats = pipeline.stats()
+        assert stats.oldest_waiting_s is not None
+        assert stats.oldest_running_s is not None
+        assert 30 <= stats.oldest_waiting_s <= stats.oldest_running_s < 40
+        assert stats.oldest_stopping_s is None
+        assert stats.snapshot_age_s >= 30
+        del generations
+
+
+def median(ask: Callable[[], object]) -> float:
+    times = []
+    for _ in range(41):
+        began = time.perf_counter()
+        ask()
+        times.append(time.perf_counter() - began)
+    return sorted(times)[20]
+
+
+def test_to_ask_costs_the_same_however_many_wait() -> None:
+    with lane(HandEngine(running_max=1), limits=Limits(waiting_max=3000, progress=1e6, ack=1e6)) as (pipeline, _):
+        few = median(pipeline.stats)
+        generations = [pipeline.submit([1], max_new_tokens=4) for _ in range(3000)]
+        until(lambda: pipeline.stats().waiting == 2999)
+        many = median(pipeline.stats)
+        assert many < 10 * few, "3000 sequences looked at one by one take a hundred times as long"
+        for generation in generations[:-1]:
+            generation.cancel()
+        until(lambda: pipeline.stats().running + pipeline.stats().waiting == 1)
+        assert median(pipeline.stats) < 10 * few
+
+
+# --- an orderly close ------------------------------------------------------------------------------------------------
+
+
+def test_an_orderly_close_is_no_kill() -> None:
+    with lane() as (pipeline, _):
+        assert pipeline.stats().closes_total == 0
+        pipeline.close()
+        stats = pipeline.stats()
+    assert happened(stats.kills_total) == {}
+    assert stats.closes_total == 1
+
+
+def test_a_fault_is_one_and_stays_one_after_the_close() -> None:
+    with lane() as (pipeline, engine):
+        engine.die()
+        until(lambda: pipeline.stats().restarts_total == 1)
+        pipeline.close()
+        stats = pipeline.stats()
+    assert happened(stats.kills_total) == {"died": 1}
+    assert stats.closes_total == 1
+
+
+def test_kills_are_told_by_every_cause_that_is_a_fault() -> None:
+    with lane() as (pipeline, _):
+        assert set(pipeline.stats().kills_total) == {cause.value for cause in ev.Cause} - {"close"}
+
+
+# --- plain data ------------------------------------------------------------------------------------------------------
+
+
+def as_json(data: dict[str, Any]) -> Any:
+    """Strict: no NaN, no infinity, and nothing that comes back otherwise."""
+    back = json.loads(json.dumps(data, allow_nan=False))
+    assert back == data
+    return back
+
+
+def test_stats_are_plain_data() -> None:
+    with lane(HandEngine(running_max=1)) as (pipeline, _):
+        lease = pipeline.lease("me", ttl=30)
+        generations = [pipeline.submit(SECRET, max_new_tokens=4, lease=lease, label="mine") for _ in range(2)]
+        until(lambda: (pipeline.stats().running, pipeline.stats().waiting) == (1, 1))
+        data = as_json(pipeline.stats(sequences=True).to_dict())
+        assert [row["phase"] for row in data["sequences"]] == ["running", "waiting"]
+        assert data["sequences"][0]["blocks"].keys() == {"kv"}
+        assert data["pools"][0]["blocks_free"] == data["blocks_free"] < data["blocks_total"]
+        edges = [*data["reclaim"]["buckets_s"]]
+        assert (edges[0], edges[-1]) == ("0.001", "inf")
+        assert data["finished_total"]["stop"] == 0
+        assert as_json(pipeline.stats().to_dict())["sequences"] is None
+        assert set(data) == {field.name for field in b.SchedulerStats.__attrs_attrs__}
+        del generations
+
+
+def test_stats_are_plain_data_before_the_engine_was_ever_ready() -> None:
+    engine = HandEngine()
+    engine.boots = False
+    pipeline = b.BoundedPipeline(None, engine=engine, clock=engine.clock)
+    try:
+        data = as_json(pipeline.stats(sequences=True).to_dict())
+        assert (data["blocks_total"], data["pools"], data["sequences"]) == (None, [], [])
+        assert as_json(pipeline.health().to_dict())["state"] == "starting"
+    finally:
+        pipeline.close()
+
+
+def test_health_is_plain_data() -> None:
+    with lane() as (pipeline, _):
+        data = as_json(pipeline.health().to_dict())
+    assert (data["state"], data["ready"], data["live"], data["error"], data["findings"]) == (
+        "ready",
+        True,
+        True,
+        None,
+        [],
+    )
+
+
+def test_the_error_of_a_failed_lane_is_plain_data() -> None:
+    failed = Health(
+        state=HealthState.FAILED, reason="boot", since_s=1.0, incarnation=1, retry_after_s=None,
+        error=b.DeviceUnavailable("no driver"),
+    )  # fmt: skip
+    data = as_json(failed.to_dict())
+    assert (data["ready"], data["live"]) == (False, False)
+    assert data["error"] == {
+        "type": "DeviceUnavailable", "message": "no driver", "http_status_hint": 503,
+        "grpc_status_hint": "UNAVAILABLE", "retryable": False,
+    }  # fmt: skip
+
+
+# --- what must not get into a log ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [(117, 118, 119)])
+def test_no_repr_shows_what_was_asked_or_answered(ids: tuple[int, ...]) -> None:
+    chunk = b.Chunk(text=SECRET, token_ids=ids, logprobs=(-0.125,))
+    other = b.Alternative(text=SECRET, token_ids=ids, score=None)
+    whole = b.Completion(
+        text=SECRET, token_ids=ids, finish_reason=None, prompt_tokens=1, completion_tokens=3, queued_s=None,
+        first_token_s=None, total_s=math.pi, alternatives=(other,),
+    )  # fmt: skip
+    error = b.EngineLost("generation 1 ended ENGINE_LOST", generation_id=1, partial=whole)
+    for thing in (chunk, other, whole, error, [whole], str(error)):
+        assert SECRET not in repr(thing)
+        assert "117" not in repr(thing)
+    assert "3.14" in repr(whole), "what is no secret is shown"
