@@ -38,7 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._text", "boundedgen._prompt",
      "boundedgen._generation_config", "boundedgen._generation_fields", "boundedgen._scheduler_config",
      "boundedgen._engine", "boundedgen._grammar"),
-    ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting"),
+    ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime"),
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
      "boundedgen._loading", "boundedgen._leasing", "boundedgen._admitting"),

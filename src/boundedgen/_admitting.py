@@ -22,8 +22,9 @@ from boundedgen._flow import Flow
 from boundedgen._generation_config import engine_fields, generation_fields, sequences_of, streams, wants_chat_template
 from boundedgen._lease import Lease
 from boundedgen._prompt import messages, token_ids
+from boundedgen._runtime import Runtime
 from boundedgen._text import TextStream
-from boundedgen.abc import Clock, Tokenizer
+from boundedgen.abc import Tokenizer
 
 SEED_BITS = 63
 
@@ -54,7 +55,7 @@ class Admitting:
         limits: Limits,
         bounds: Bounds,
         lease_ttl: float | None,
-        clock: Clock,
+        runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
         defaults: Mapping[str, Any],
         seeds: random.Random,
@@ -64,7 +65,7 @@ class Admitting:
         self._limits = limits
         self._bounds = bounds
         self._lease_ttl = lease_ttl
-        self._clock = clock
+        self._runtime = runtime
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._seeds = seeds
@@ -72,7 +73,7 @@ class Admitting:
 
     def admit(self, call: Call) -> Flow:
         """A flow that waits for the driver, with its places at the door. Raises a `Rejected`, or LeaseExpired."""
-        submitted_at = self._clock.now()
+        submitted_at = self._runtime.now()
         lease = self._live_lease(call.lease)
         self._check_names(call, lease)
         owner = call.owner if lease is None else lease.owner
@@ -89,7 +90,7 @@ class Admitting:
 
     def probe(self, timeout: float) -> Flow:
         """A one-token generation in the probe's own slot and block."""
-        now = self._clock.now()
+        now = self._runtime.now()
         fields = {"max_new_tokens": 1, "ignore_eos": True}
         submission = Submission(
             id=next(self._ids),
@@ -113,7 +114,7 @@ class Admitting:
                 unsettled=getattr(tokenizer, "unsettled", None),
             )
 
-        return Flow(submission, prompt, engine_fields(fields), text, self._clock.now)
+        return Flow(submission, prompt, engine_fields(fields), text, self._runtime.now, self._runtime.wakers)
 
     # --- names, places -------------------------------------------------------------------------------------------
 

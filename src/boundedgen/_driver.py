@@ -3,7 +3,6 @@ It runs no foreign code and no file I/O: what could wait goes aside. Others read
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 from attrs import evolve
 
-from boundedgen._aside import Aside, logger
+from boundedgen._aside import logger
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._deadlines import Agenda
@@ -22,22 +21,21 @@ from boundedgen._errors import PipelineClosed
 from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
 from boundedgen._restart import RestartPolicy
+from boundedgen._runtime import Runtime
 from boundedgen._snapshot import Gauges, Snapshot
-from boundedgen._waiting import Waiting
-from boundedgen._wakers import Wakers
-from boundedgen.abc import Clock, EngineHost, EngineLink, Request
+from boundedgen.abc import EngineHost, EngineLink, Request
 
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
 class Driver:
-    """`turn()` is one wake without waiting; `run()` is the thread. `over` is set when it has ended for good."""
+    """`turn()` is one wake without waiting; the runtime calls it. `over` is set when it has ended for good."""
 
     def __init__(
-        self, host: EngineHost, limits: Limits, restart: RestartPolicy, clock: Clock, *, reserve: bool = True
+        self, host: EngineHost, limits: Limits, restart: RestartPolicy, runtime: Runtime, *, reserve: bool = True
     ) -> None:
         self.governor = Governor(limits, forget_after=restart.forget_after, reserve=reserve)
-        self.wakers = Wakers()  # state changes
+        self.wakers = runtime.wakers()  # state changes
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}
         self.link: EngineLink | None = None
@@ -46,35 +44,32 @@ class Driver:
         self._host = host
         self._limits = limits
         self._restart = restart
-        self._clock = clock
+        self._clock = runtime
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._aside = Aside("boundedgen-aside")
+        self._aside = runtime.aside("boundedgen-aside")
         self._gauges = Gauges()
         self._unread: Agenda[int] = Agenda()
         self._policy_due: float | None = None
         self._asked: ev.DecideRestart | None = None
-        self._waiting = Waiting()
-        self._silent = False  # the engine was seen to say nothing since the last wake
+        self._turning = runtime.turning(self)
         self._spoken_to = False  # its link may have something to say of a command itself
-        self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        now = clock.now()
+        now = runtime.now()
         self._gauges.became("starting", "", now)
         self.snapshot: Snapshot = self._gauges.take(self.governor, None, now)
 
     # --- from any thread; nothing here waits ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread, and in it the engine: the kernel ends a child with the thread that started it."""
+        """From now on it is turned; its first turn starts the engine."""
         self.post("start")
-        self._thread = threading.Thread(target=self.run, name="boundedgen-driver", daemon=True)
-        self._thread.start()
+        self._turning.start()
 
     def post(self, command: str, *args: Any) -> None:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
         self.check_process()
         self._commands.append((command, args))
-        if self.over or not self._waiting.ring():
+        if self.over or not self._turning.ring():
             self._sweep()
 
     def check_process(self) -> None:
@@ -87,16 +82,17 @@ class Driver:
         self.post("submit", flow)
 
     def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._turning.alive()
 
-    def join(self, timeout: float) -> bool:
-        """True: the thread has ended."""
-        if self._thread is None or self._thread is threading.current_thread():
-            return self.over
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended."""
         until = time.monotonic() + timeout
-        self._thread.join(timeout)
-        self._aside.join(max(0.0, until - time.monotonic()))
-        return not self._thread.is_alive()
+        if self._turning.join(timeout):
+            self._aside.join(max(0.0, until - time.monotonic()))
+
+    async def ended(self, timeout: float) -> bool:
+        """Wait for it, in a coroutine. False: not within `timeout` seconds."""
+        return await self._turning.ended(timeout)
 
     def _sweep(self) -> None:
         """After the end: whoever takes a command out answers it."""
@@ -119,28 +115,14 @@ class Driver:
             flow.settle(ev.Settle(sequence, why.value, "the pipeline has ended"), self._clock.now())
         flow.wakers.wake()  # whoever waits for a proof waits in vain
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # --- a turn --------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        try:
-            while not self.over:
-                self._wait(self.turn())
-        except BaseException as error:
-            self.failure = error
-            self._log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
-        finally:
-            self._end()
+    def turn(self, silent: bool = False) -> float | None:
+        """One wake. Returns the instant of the next one; None: only when something happens.
 
-    def _wait(self, until: float | None) -> None:
-        """Until the next wake-up, a command, or anything from the engine."""
-        if self.over or self._commands:
-            return
-        silent = self._waiting.sleep(self.link, None if until is None else until - self._clock.now())
-        self._silent, self._spoken_to = silent and not self._spoken_to, False
-
-    def turn(self) -> float | None:
-        """One wake. Returns the instant of the next one; None: only when something happens."""
-        now = self._drain()
+        `silent`: it is known that the engine has said nothing since the last one.
+        """
+        now = self._drain(silent)
         self._take_commands(now)
         self._gather_evidence(now)
         self.governor.tick(now)
@@ -151,14 +133,14 @@ class Driver:
             self.link.flush()
         return self._publish(now)
 
-    def _drain(self) -> float:
+    def _drain(self, silent: bool) -> float:
         """Returns the time of this wake, taken after reading: a deadline that the engine saw pass has passed."""
         link, now = self.link, self._clock.now()
         if link is None:
             return now
         self.governor.pulse(link.pulse(), now)
-        silent, self._silent = self._silent, False
-        if silent and self.governor.watch.verdict(now) is None:
+        spoken_to, self._spoken_to = self._spoken_to, False
+        if silent and not spoken_to and self.governor.watch.verdict(now) is None:
             return now
         reports, now = link.receive(), self._clock.now()
         self.governor.pulse(link.pulse(), now)
@@ -169,7 +151,7 @@ class Driver:
         return now
 
     def _drop_link(self, link: EngineLink) -> None:
-        self._waiting.forget()
+        self._turning.forget()
         link.dispose()
         if self.link is link:
             self.link = None
@@ -347,15 +329,20 @@ class Driver:
             self.over = True
         return wakeup
 
-    def _end(self) -> None:
-        """Nothing more will happen: answer whoever is left, let go of the engine and of the thread's own things."""
+    def fail(self, error: BaseException) -> None:
+        """A turn raised `error`, which no bug of others can bring about."""
+        self.failure = error
+        self._log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
+
+    def end(self) -> None:
+        """Nothing more will happen: answer whoever is left, let go of the engine and of what turned us."""
         self.over = True
         self._own_up()
         for thing in (
             self._lose_the_engine,
             self._answer_everybody,
             self._aside.close,
-            self._waiting.close,
+            self._turning.close,
         ):
             try:
                 thing()

@@ -30,6 +30,7 @@ class Flow:
         config: Mapping[str, Any],
         text: Callable[[], TextStream],
         now: Callable[[], float],
+        wakers: Callable[[], Wakers] = Wakers,
     ) -> None:
         self.submission = submission
         self.prompt = prompt
@@ -42,8 +43,8 @@ class Flow:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.settled_at: float | None = None
-        self.wakers = Wakers()  # whoever waits for the end, or for the proof of release
-        self.news_wakers = Wakers()  # whoever waits for anything new; woken at every token
+        self.wakers = wakers()  # whoever waits for the end, or for the proof of release
+        self.news_wakers = wakers()  # whoever waits for anything new; woken at every token
         self.lent: list[Callable[[], None]] = []  #: given back when it is settled
         self.lent_waiting: Callable[[], None] | None = None  #: given back when it stops waiting
         # The reader's side.

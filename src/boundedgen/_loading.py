@@ -9,16 +9,16 @@ from boundedgen.abc import EngineHost, Tokenizer
 class Loading:
     """If it cannot be had, the pipeline is FAILED. Knows nothing of the pipeline, which must not live on for it."""
 
-    def __init__(self, host: EngineHost, driver: Driver) -> None:
+    def __init__(self, host: EngineHost, driver: Driver, aside: Aside) -> None:
         self._host = host
         self._driver = driver
+        self._aside = aside
         self._tokenizer: Tokenizer | None = None
 
     def start(self) -> None:
-        aside = Aside("boundedgen-tokenizer")
-        if not aside.run(self._load):
+        if not self._aside.run(self._load):
             self._driver.post("give_up", "", "no thread could be started to load the tokenizer")
-        aside.close()
+        self._aside.close()
 
     def done(self) -> bool:
         return self._tokenizer is not None

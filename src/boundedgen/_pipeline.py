@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -13,7 +12,6 @@ from typing import Any, Literal, final, overload
 
 from boundedgen._admitting import Admitting, Call
 from boundedgen._bounds import Bounds, Limits
-from boundedgen._clock import MonotonicClock
 from boundedgen._completion import Completion
 from boundedgen._door import Door
 from boundedgen._driver import Driver
@@ -26,6 +24,7 @@ from boundedgen._making import Admission, checked, drain_seconds, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
+from boundedgen._runtime import runtime_of
 from boundedgen._serving import Serving, calls_of
 from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
 from boundedgen.abc import Clock, EngineHost
@@ -71,14 +70,14 @@ class BoundedPipeline:
             raise ValueError("black_box is not supported by this version; leave it out")
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
         self._limits = limits
-        self._clock = clock = MonotonicClock() if clock is None else clock
-        self._driver = driver = Driver(parts.host, limits, restart, clock, reserve=admission.policy == "reserve")
+        self._runtime = runtime = runtime_of(clock)
+        self._driver = driver = Driver(parts.host, limits, restart, runtime, reserve=admission.policy == "reserve")
         defaults, seeds = parts.host.defaults(), random.Random()
-        self._loading = loading = Loading(parts.host, driver)
-        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, clock, loading.need, defaults, seeds)
-        self._serving = Serving(driver, admitting, parts.grammars, clock, loading.done)
-        self._leasing = Leasing(driver, limits, clock)
-        self._probing = Probing(self._serving.probe, clock.now)
+        self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
+        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, runtime, loading.need, defaults, seeds)
+        self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
+        self._leasing = Leasing(driver, limits, runtime)
+        self._probing = Probing(self._serving.probe, runtime.now)
         driver.start()
         loading.start()
 
@@ -120,7 +119,7 @@ class BoundedPipeline:
 
     async def asubmit(self, prompt: object, generation_config: object = None, **arguments: Any) -> Generation:
         """`submit`, with templating and encoding in a worker thread. A cancelled call leaves nothing running."""
-        return await asyncio.to_thread(self.submit, prompt, generation_config, **arguments)
+        return await self._runtime.offload(self.submit, prompt, generation_config, **arguments)
 
     def generate(
         self, prompt: object, generation_config: object = None, *, timeout: float | None = None, **arguments: Any
@@ -178,7 +177,7 @@ class BoundedPipeline:
         """`generate_many` for a coroutine."""
         calls = calls_of(prompts, generation_config, arguments)
         with contextlib.ExitStack() as stack:
-            generations = await asyncio.to_thread(self._serving.submit_all, calls)
+            generations = await self._runtime.offload(self._serving.submit_all, calls)
             for generation in generations:
                 stack.enter_context(generation)
             outcomes = []
@@ -223,12 +222,12 @@ class BoundedPipeline:
     def stats(self, *, sequences: bool = False) -> SchedulerStats:
         """What is inside the lane, now; answers at once in every state. `sequences`: also a row for each."""
         rejected = self._serving.rejections.by_error()
-        return stats_of(self._driver, rejected, self._clock.now(), sequences=sequences)
+        return stats_of(self._driver, rejected, self._runtime.now(), sequences=sequences)
 
     def health(self) -> Health:
         """Whether to send work here (`ready`), and whether to leave the process alone (`live`); answers at once."""
         ready = self._loading.done()
-        return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._clock.now())
+        return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._runtime.now())
 
     def probe(self, timeout: float = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.
@@ -278,15 +277,24 @@ class BoundedPipeline:
 
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does.
         """
-        drain_s = drain_seconds(drain)
-        if not self._driver.over:
-            self._driver.post("close", drain_s)
-        self._driver.join(drain_s + self._limits.reap + CLOSING_SLACK)
+        patience = self._begin_to_close(drain)
+        self._driver.join(patience)
         self._serving.close()
 
     async def aclose(self, drain: float | timedelta = 0) -> None:
-        """`close` for a coroutine."""
-        await asyncio.to_thread(self.close, drain)
+        """`close` for a coroutine; cancelling it ends the drain."""
+        patience = self._begin_to_close(drain)
+        try:
+            await self._driver.ended(patience)
+        finally:
+            await self._runtime.offload(self.close)
+
+    def _begin_to_close(self, drain: float | timedelta) -> float:
+        """Seconds within which the driver has ended."""
+        drain_s = drain_seconds(drain)
+        if not self._driver.over:
+            self._driver.post("close", drain_s)
+        return drain_s + self._limits.reap + CLOSING_SLACK
 
     def __enter__(self) -> BoundedPipeline:
         try:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from boundedgen._admitting import Admitting, Call
-from boundedgen._aside import Aside
 from boundedgen._door import Rejections
 from boundedgen._driver import Driver
 from boundedgen._errors import EngineUnavailable, PipelineClosed, Rejected
@@ -15,7 +14,7 @@ from boundedgen._flow import Flow
 from boundedgen._generation import Generation
 from boundedgen._grammar import GrammarChecker
 from boundedgen._observing import error_of
-from boundedgen.abc import Clock
+from boundedgen._runtime import Runtime
 
 
 class Serving:
@@ -26,16 +25,16 @@ class Serving:
         driver: Driver,
         admitting: Admitting,
         grammars: GrammarChecker | None,
-        clock: Clock,
+        runtime: Runtime,
         tokenizer_ready: Callable[[], bool],
     ) -> None:
         self.rejections = Rejections()
         self._driver = driver
         self._admitting = admitting
         self._grammars = grammars
-        self._clock = clock
+        self._runtime = runtime
         self._tokenizer_ready = tokenizer_ready
-        self._checks = Aside("boundedgen-grammar")
+        self._checks = runtime.aside("boundedgen-grammar")
 
     def submit(self, call: Call) -> Generation:
         return self._send(self._admit(call))
@@ -92,7 +91,7 @@ class Serving:
 
     def _send(self, flow: Flow) -> Generation:
         try:
-            generation = Generation(flow, self._driver, self._clock)
+            generation = Generation(flow, self._driver, self._runtime)
             self._driver.submit(flow)
         except BaseException:
             flow.give_back()

@@ -15,7 +15,7 @@ __all__ = ["Clock", "EngineFacts", "EngineHost", "EngineLink", "Pulse", "Report"
 
 @runtime_checkable
 class Clock(Protocol):
-    """Monotonic seconds."""
+    """Monotonic seconds. One that does not go with real time has to say how to wait for it (`boundedgen.testing`)."""
 
     def now(self) -> float: ...
 
