@@ -1,18 +1,20 @@
 """boundedgen beside the raw loop: same requests, same settings, interleaved in one run.
 
-    python benchmarks/throughput.py [--pairs 20] [--sequences 16 1] [--small] [--json FILE]
+    python benchmarks/throughput.py [--pairs 20] [--lives 5] [--sequences 16 1] [--small] [--json FILE]
 
-Prints the median ratio with its quartiles and, for the asyncio loop in the embedding process, how late it was while
-boundedgen worked; then the same lag with the raw loop stepping in a thread of that process.
+Prints the median ratio with its interval of confidence and, for the asyncio loop in the embedding process, how late it
+was while boundedgen worked; then the same lag with the raw loop stepping in a thread of that process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from attrs import define, field
 from raw_loop import RawLoop
 from workload import Workload, small, smollm2
 
@@ -84,39 +87,60 @@ async def bounded_round(
     return tokens / seconds
 
 
-def compare(work: Workload, pairs: int, stream: bool) -> dict[str, Any]:
-    """Interleaved rounds, the first to go changing each time."""
-    raw_rates: list[float] = []
-    rates: list[float] = []
-    lags: list[float] = []
-    raw = RawProcess(work)
+@define
+class Rates:
+    """Tokens a second, pair by pair, and how late the parent's loop was meanwhile, in seconds."""
+
+    raw: list[float] = field(factory=list)
+    bounded: list[float] = field(factory=list)
+    lags: list[float] = field(factory=list)
+
+
+def live(work: Workload, pairs: int, stream: bool, life: int, into: Rates) -> None:
+    """Interleaved rounds of a fresh pair of processes; who is started first and who goes first changes."""
     limits = boundedgen.Limits(running_max=work.sequences)
-    try:
-        with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits) as pipeline:
-            raw.round(work.prompts(0))
-            asyncio.run(bounded_round(pipeline, work, work.prompts(0), [], stream))
-            for pair in range(pairs):
-                prompts = work.prompts(pair + 1)
-                for bounded in (True, False) if pair % 2 else (False, True):
-                    if bounded:
-                        rates.append(asyncio.run(bounded_round(pipeline, work, prompts, lags, stream)))
-                    else:
-                        raw_rates.append(raw.round(prompts))
-    finally:
-        raw.close()
-    ratios = sorted(bounded / bare for bounded, bare in zip(rates, raw_rates, strict=True))
+    with contextlib.ExitStack() as stack:
+        raw = None if life % 2 else stack.enter_context(contextlib.closing(RawProcess(work)))
+        pipeline = stack.enter_context(boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits))
+        raw = raw or stack.enter_context(contextlib.closing(RawProcess(work)))
+        raw.round(work.prompts(0))
+        asyncio.run(bounded_round(pipeline, work, work.prompts(0), [], stream))
+        for pair in range(pairs):
+            prompts = work.prompts(1 + life * pairs + pair)
+            for bounded in (True, False) if (life + pair) % 2 else (False, True):
+                if bounded:
+                    into.bounded.append(asyncio.run(bounded_round(pipeline, work, prompts, into.lags, stream)))
+                else:
+                    into.raw.append(raw.round(prompts))
+
+
+def compare(work: Workload, pairs: int, lives: int, stream: bool) -> dict[str, Any]:
+    """Over `lives` fresh pairs of processes: one and the same program is faster in one process than in another."""
+    rates = Rates()
+    for life in range(lives):
+        live(work, -(-pairs // lives), stream, life, rates)
+    ratios = [bounded / raw for bounded, raw in zip(rates.bounded, rates.raw, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "workload": work.name,
         "readers": "stream and detokenize" if stream else "await the completion",
-        "pairs": pairs,
-        "raw_tokens_per_s": statistics.median(raw_rates),
-        "tokens_per_s": statistics.median(rates),
+        "pairs": len(ratios),
+        "lives": lives,
+        "raw_tokens_per_s": statistics.median(rates.raw),
+        "tokens_per_s": statistics.median(rates.bounded),
         "ratio": middle,
         "ratio_quartiles": [low, high],
-        "loop_lag_p50_ms": 1000 * statistics.median(lags),
-        "loop_lag_p99_ms": 1000 * statistics.quantiles(lags, n=100)[98],
+        "ratio_interval": interval(ratios),
+        "loop_lag_p50_ms": 1000 * statistics.median(rates.lags),
+        "loop_lag_p99_ms": 1000 * statistics.quantiles(rates.lags, n=100)[98],
     }
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """In which the median lies with 95 %, by resampling."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[49], medians[1949]
 
 
 def lag_in_process(work: Workload) -> float:
@@ -135,11 +159,12 @@ def lag_in_process(work: Workload) -> float:
 
 
 def show(row: dict[str, Any]) -> None:
-    low, high = row["ratio_quartiles"]
+    low, high = row["ratio_interval"]
     print(
         f"{row['workload']}, readers {row['readers']}: raw {row['raw_tokens_per_s']:.1f} tok/s, boundedgen "
-        f"{row['tokens_per_s']:.1f} tok/s, median ratio {row['ratio']:.3f} [{low:.3f}, {high:.3f}] over "
-        f"{row['pairs']} pairs; loop lag p50 {row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
+        f"{row['tokens_per_s']:.1f} tok/s, median ratio {row['ratio']:.3f} (95 %: {low:.3f} to {high:.3f}) over "
+        f"{row['pairs']} pairs in {row['lives']} pairs of processes; loop lag "
+        f"p50 {row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
         f"(raw loop in a thread of the process: p99 {row['loop_lag_in_process_p99_ms']:.0f} ms)",
         flush=True,
     )
@@ -155,6 +180,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--lives", type=int, default=5, help="pairs of processes over which the rounds are spread")
     parser.add_argument("--sequences", type=int, nargs="+", default=[16, 1])
     parser.add_argument("--readers", choices=("await", "stream"), nargs="+", default=["await", "stream"])
     parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")
@@ -167,7 +193,7 @@ def main() -> None:
         work = Workload(name, model, sequences, 64, new, vocab)
         in_process = lag_in_process(work)
         for readers in arguments.readers:
-            row = compare(work, arguments.pairs, stream=readers == "stream")
+            row = compare(work, arguments.pairs, arguments.lives, stream=readers == "stream")
             row["loop_lag_in_process_p99_ms"] = in_process
             rows.append(row)
             show(row)

@@ -32,13 +32,14 @@ NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "m
 
 #: Layers, lowest first. A module imports its own layer and lower ones.
 LAYERS: list[tuple[str, ...]] = [
-    ("boundedgen._bounds", "boundedgen._errors", "boundedgen._completion"),
+    ("boundedgen._arguments", "boundedgen._bounds", "boundedgen._errors", "boundedgen._completion"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._aside",
-     "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._text", "boundedgen._prompt",
-     "boundedgen._generation_config", "boundedgen._generation_fields", "boundedgen._scheduler_config",
-     "boundedgen._engine", "boundedgen._grammar"),
+     "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._forks", "boundedgen._text",
+     "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
+     "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime"),
+    ("boundedgen._evidence",),
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
      "boundedgen._loading", "boundedgen._leasing", "boundedgen._admitting"),

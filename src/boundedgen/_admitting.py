@@ -15,7 +15,7 @@ from attrs import frozen
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core._sequences import Submission
-from boundedgen._door import Door, take
+from boundedgen._door import Door, Place
 from boundedgen._driver import Driver
 from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturated
 from boundedgen._flow import Flow
@@ -77,13 +77,13 @@ class Admitting:
         lease = self._live_lease(call.lease)
         self._check_names(call, lease)
         owner = call.owner if lease is None else lease.owner
-        with self._places(owner, lease) as (waiting, lent):
+        with self._places(owner, lease) as (place, shares):
             prompt = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
             self._check_fit(submission)
             flow = self._flow(submission, prompt, fields)
-            flow.lent_waiting, flow.lent = waiting, lent
+            flow.place, flow.shares = place, shares
             ttl = self._lease_ttl if lease is None else lease.ttl_s
             flow.patience = float("inf") if ttl is None else ttl
             return flow
@@ -144,30 +144,28 @@ class Admitting:
             raise InvalidRequest("owner comes from the lease; leave it out, or give the lease's own")
 
     @contextmanager
-    def _places(self, owner: str, lease: Lease | None) -> Iterator[tuple[Callable[[], None], list[Callable[[], None]]]]:
+    def _places(self, owner: str, lease: Lease | None) -> Iterator[tuple[Place, list[Place]]]:
         """A place in the queue, a share of the owner's and one of the lease's; given back if anything raises."""
-        taken: list[Callable[[], None]] = []
+        limits = self._limits
+        place, of_owner = self._door.queue(), self._door.share(owner)
+        of_lease = None if lease is None or lease._places is None else Place(lease._places)
+        shares = [share for share in (of_owner, of_lease) if share is not None]
         try:
-            waiting = self._take(self._door.place, f"{self._limits.waiting_max} sequences are waiting", taken)
-            share = self._take(lambda: self._door.share(owner), f"owner has {self._limits.owner_max} sequences", taken)
-            lent = [share]
-            if lease is not None and (places := lease._places) is not None:
-                lent.append(self._take(lambda: take(places), "the lease has all the sequences it may have", taken))
-            yield waiting, lent
+            self._take(place, f"{limits.waiting_max} sequences are waiting")
+            if of_owner is not None:
+                self._take(of_owner, f"owner has {limits.owner_max} sequences")
+            if of_lease is not None:
+                self._take(of_lease, "the lease has all the sequences it may have")
+            yield place, shares
         except BaseException:
-            for give_back in taken:
-                give_back()
+            for taken in (place, *shares):
+                taken.back()
             raise
 
-    def _take(
-        self, take: Callable[[], Callable[[], None] | None], full: str, taken: list[Callable[[], None]]
-    ) -> Callable[[], None]:
-        give_back = take()
-        if give_back is None:
+    def _take(self, place: Place, full: str) -> None:
+        if not place.take():
             after = self.retry_after_s()
             raise Saturated(f"{full}; try again in {after:.1f} s", retry_after_s=after)
-        taken.append(give_back)
-        return give_back
 
     def retry_after_s(self) -> float:
         """An estimate of when a place will be free: the work that waits, at the rate at which tokens come."""

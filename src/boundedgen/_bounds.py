@@ -3,24 +3,35 @@
 import math
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, final
+from typing import Any, Final, final
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, Converter, field, fields, frozen
+
+from boundedgen._arguments import kind_of, names_unknown_keywords, reading, real_number, short, whole_number
 
 Seconds = float | int | timedelta | None
+SECONDS_MOST: Final = 1e9  #: 31 years: what every clock and every call that waits can take
 
 
 def seconds(name: str, value: Seconds) -> float | None:
-    """`value` in seconds; None stays None. Not a number and not-a-duration are refused by name."""
+    """`value` in seconds, infinite where no float holds it; None stays None. TypeError and ValueError (NaN) name it."""
     if value is None:
         return None
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be seconds or a timedelta, not {type(value).__name__}")
-    if math.isnan(value):
+    with reading(name, TypeError):
+        plain = real_number(value)
+    if plain is None:
+        raise TypeError(f"{name} must be seconds or a timedelta, not {kind_of(value)}")
+    if math.isnan(plain):
         raise ValueError(f"{name} is not a number (NaN); give seconds, a timedelta or None")
-    return float(value)
+    return plain
+
+
+def patience(timeout: Seconds) -> float | None:
+    """Seconds to wait for: 0 for less, None for ever. Raises TypeError and ValueError (NaN), which name `timeout`."""
+    plain = seconds("timeout", timeout)
+    return None if plain is None or plain > SECONDS_MOST else max(0.0, plain)
 
 
 def _total(value: Seconds) -> float | None:
@@ -40,6 +51,7 @@ def _next_token(value: Seconds) -> float | None:
 
 
 @final
+@names_unknown_keywords
 @frozen
 class Bounds:
     """How long a generation may take, in seconds or timedelta. None: this call adds no bound of that kind.
@@ -50,13 +62,17 @@ class Bounds:
     enters the engine. The effective bound is the tighter of the pipeline's and the call's.
     """
 
+    #: seconds from submit to the end; runs on while the engine is replaced; None: no such bound
     total: float | None = field(default=None, converter=_total, kw_only=True)
+    #: seconds from submit to the first admission; runs on while the engine is replaced; None: no such bound
     queued: float | None = field(default=None, converter=_queued, kw_only=True)
+    #: seconds from submit to the first visible token; stands still while the engine is not ready; None: no such bound
     first_token: float | None = field(default=None, converter=_first_token, kw_only=True)
+    #: seconds from one visible token to the next; stands still while the engine is not ready; None: no such bound
     next_token: float | None = field(default=None, converter=_next_token, kw_only=True)
 
     def tightest(self, other: "Bounds") -> "Bounds":
-        """The tighter of both, kind by kind."""
+        """The tighter of this and the `other`, kind by kind."""
         pairs = ((a.name, getattr(self, a.name), getattr(other, a.name)) for a in fields(Bounds))
         return Bounds(
             **{name: min((v for v in (mine, theirs) if v is not None), default=None) for name, mine, theirs in pairs}
@@ -66,39 +82,53 @@ class Bounds:
 @final
 @frozen
 class Deadline:
-    """An absolute instant (`time.monotonic()` seconds) and the bound that it comes from."""
+    """An absolute instant and the bound that it comes from."""
 
-    at: float
-    bound: str
+    at: float  #: `time.monotonic()` seconds
+    bound: str  #: "total", "queued", "first_token" or "next_token"
 
 
-PLACES_MOST = 10_000_000  #: of one kind: places are made beforehand, so that taking one needs no lock
+PLACES_MOST: Final = 10_000_000  #: of one kind: places are made beforehand, so that taking one needs no lock
+_SIZE_MOST: Final = 2**63 - 1
 
 
 def _limit(
-    default: float | int | None, unit: str, why: str, *, least: float = 0.0, whole: bool = False, optional: bool = False
+    default: float | int | None,
+    unit: str,
+    why: str,
+    *,
+    least: float = 0.0,
+    most: float | None = None,
+    whole: bool = False,
+    optional: bool = False,
 ) -> Any:
     """One row of the table of limits: its default, unit and reason, and what it accepts."""
+    highest = most or (_SIZE_MOST if whole else SECONDS_MOST)
 
-    def check(self_: Any, attribute: "Attribute[Any]", value: Any) -> None:
+    def plain(value: Any, about: "Attribute[Any]") -> Any:
         if value is None and optional:
-            return
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise TypeError(
-                f"Limits.{attribute.name} must be {'a whole number' if whole else 'a number'} ({unit}), not {value!r}"
+            return None
+        name = f"Limits.{about.name}"
+        with reading(name, TypeError):
+            number = whole_number(value) if whole else real_number(_in_seconds(value))
+        if number is None:
+            raise TypeError(f"{name} must be {'a whole number' if whole else 'a number'} ({unit}), not {short(value)}")
+        if not least <= number <= highest:
+            raise ValueError(
+                f"{name} is {short(value)}; it must be finite, at least {least:g} and at most {highest:g} ({unit})"
             )
-        if math.isnan(value) or math.isinf(value) or value < least:
-            raise ValueError(f"Limits.{attribute.name} is {value!r}; it must be finite and at least {least:g} ({unit})")
-        if attribute.name in ("waiting_max", "owner_max", "leases_max") and value > PLACES_MOST:
-            raise ValueError(f"Limits.{attribute.name} is {value}; it must be at most {PLACES_MOST}: each costs memory")
+        return number
 
-    def convert(value: Any) -> Any:
-        return value.total_seconds() if isinstance(value, timedelta) else value
+    converter = Converter(plain, takes_field=True)
+    return field(default=default, converter=converter, kw_only=True, metadata={"unit": unit, "why": why})
 
-    return field(default=default, validator=check, converter=convert, kw_only=True, metadata={"unit": unit, "why": why})
+
+def _in_seconds(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 @final
+@names_unknown_keywords
 @frozen
 class Limits:
     """Every limit of a pipeline. `Limits.table()` lists name, default, unit and reason; the docs print it."""
@@ -112,12 +142,25 @@ class Limits:
         optional=True,
     )
     waiting_max: int = _limit(
-        1024, "sequences", "a queue without end serves only those who already left", least=1, whole=True
+        1024,
+        "sequences",
+        "a queue without end serves only those who already left",
+        least=1,
+        most=PLACES_MOST,
+        whole=True,
     )
     owner_max: int | None = _limit(
-        None, "sequences", "waiting or running for one owner; None: no limit", least=1, whole=True, optional=True
+        None,
+        "sequences",
+        "waiting or running for one owner; None: no limit",
+        least=1,
+        most=PLACES_MOST,
+        whole=True,
+        optional=True,
     )
-    leases_max: int = _limit(10_000, "leases", "memory; a lease costs less than a kilobyte", least=1, whole=True)
+    leases_max: int = _limit(
+        10_000, "leases", "memory; a lease costs less than a kilobyte", least=1, most=PLACES_MOST, whole=True
+    )
     lease_ttl_max: float = _limit(3600.0, "s", "an owner gone for longer than this must not hold the lane", least=0.001)
     lease_grace: float = _limit(
         5.0,
@@ -128,7 +171,8 @@ class Limits:
     prompt_bytes: int = _limit(
         1 << 20,
         "bytes",
-        "templating and encoding run in the caller's thread and hold the interpreter lock",
+        "templating and encoding run in the caller's thread and hold the interpreter lock; also of tools, of "
+        "template_context, and as many token ids",
         least=1,
         whole=True,
     )
@@ -140,6 +184,13 @@ class Limits:
     stop_strings: int = _limit(16, "strings", "of one request; each is compared at every token", least=0, whole=True)
     stop_string_length: int = _limit(
         256, "characters", "the engine withholds text as long as the longest one", least=1, whole=True
+    )
+    stop_token_ids: int = _limit(
+        4096,
+        "ids",
+        "of one request; each is checked at the door, sent to the engine and kept there",
+        least=0,
+        whole=True,
     )
     grammar_bytes: int = _limit(256 << 10, "bytes", "a grammar is compiled before it is used", least=1, whole=True)
     grammar_s: float = _limit(3.0, "s", "to compile a grammar; the engine does it again, inside a step", least=0.01)

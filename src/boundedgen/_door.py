@@ -1,13 +1,43 @@
 """Places to wait in, and shares of owners and leases: taken by callers, given back by the driver, without a lock.
 
-A place is an item of a deque: taking one out either succeeds or finds none, whatever other threads do.
+A place is an item of a deque: moving one out either succeeds or finds none, whatever other threads do.
 """
 
+import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from itertools import islice
+from typing import final
 
 from boundedgen._bounds import Limits
+
+
+@final
+class Place:
+    """Room for one place of `home`. It goes back with `back()`, or with its last reference: whatever exception comes
+    at whatever instant (a signal's, say), none is lost. Both moves are single calls that no signal can come between.
+    """
+
+    __slots__ = ("_home", "_taken")
+
+    def __init__(self, home: "deque[int]") -> None:
+        self._home = home
+        self._taken: deque[int] = deque()
+
+    def take(self) -> bool:
+        """False: there is none left."""
+        try:
+            self._taken.extend(islice(iter(self._home.pop, None), 1))
+        except IndexError:
+            return False
+        return True
+
+    def back(self) -> None:
+        """Give it back; again: nothing happens."""
+        with contextlib.suppress(IndexError, AttributeError):  # not taken, or not even made
+            self._home.extend(islice(iter(self._taken.pop, None), 1))
+
+    __del__ = back
 
 
 class Door:
@@ -16,35 +46,23 @@ class Door:
         self._places = deque(range(limits.waiting_max))
         self._owners: dict[str, deque[int]] = {}
 
-    def place(self) -> Callable[[], None] | None:
-        """A place in the queue, as what gives it back; None: it is full."""
-        return take(self._places)
+    def queue(self) -> Place:
+        """A place in the queue, to be taken."""
+        return Place(self._places)
 
-    def share(self, owner: str) -> Callable[[], None] | None:
-        """One of the owner's shares, likewise."""
+    def share(self, owner: str) -> Place | None:
+        """One of the owner's shares, to be taken; None: they are not limited."""
         most = self._limits.owner_max
         if most is None:
-            return _nothing
+            return None
         self._forget_idle_owners(most)
-        return take(self._owners.setdefault(owner, deque(range(most))))
+        return Place(self._owners.setdefault(owner, deque(range(most))))
 
     def _forget_idle_owners(self, most: int) -> None:
         if len(self._owners) > self._limits.owners_tracked:
             for owner, shares in list(self._owners.items()):
                 if len(shares) == most:
                     self._owners.pop(owner, None)
-
-
-def take(places: "deque[int]") -> Callable[[], None] | None:
-    try:
-        places.pop()
-    except IndexError:
-        return None
-    return lambda: places.append(0)
-
-
-def _nothing() -> None:
-    return
 
 
 class Rejections:

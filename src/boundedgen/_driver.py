@@ -2,7 +2,6 @@
 It runs no foreign code and no file I/O: what could wait goes aside. Others read what it publishes and post commands."""
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,14 +9,16 @@ from typing import Any
 
 from attrs import evolve
 
+from boundedgen import _forks
 from boundedgen._aside import logger
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
-from boundedgen._core._deadlines import Agenda
 from boundedgen._core._governor import Governor
+from boundedgen._core._leases import Lease
 from boundedgen._core._sequences import Submission
 from boundedgen._errors import FinishReason as Why
 from boundedgen._errors import PipelineClosed
+from boundedgen._evidence import Evidence
 from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
 from boundedgen._restart import RestartPolicy
@@ -40,6 +41,7 @@ class Driver:
         self.cells: dict[str, LeaseCell] = {}
         self.link: EngineLink | None = None
         self.over = False
+        self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
         self._host = host
         self._limits = limits
@@ -47,16 +49,17 @@ class Driver:
         self._clock = runtime
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._aside = runtime.aside("boundedgen-aside")
+        self._takes_in: dict[str, Callable[..., Any]] = {"submit": self._take_flow, "grant": self._take_cell}
         self._gauges = Gauges()
-        self._unread: Agenda[int] = Agenda()
+        self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
         self._policy_due: float | None = None
         self._asked: ev.DecideRestart | None = None
         self._turning = runtime.turning(self)
         self._spoken_to = False  # its link may have something to say of a command itself
-        self._pid = os.getpid()
         now = runtime.now()
         self._gauges.became("starting", "", now)
         self.snapshot: Snapshot = self._gauges.take(self.governor, None, now)
+        _forks.watch(self)
 
     # --- from any thread; nothing here waits ----------------------------------------------------------------------
 
@@ -67,19 +70,38 @@ class Driver:
 
     def post(self, command: str, *args: Any) -> None:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
-        self.check_process()
+        if self.foreign:
+            return
         self._commands.append((command, args))
         if self.over or not self._turning.ring():
             self._sweep()
 
     def check_process(self) -> None:
-        """A fork has none of our threads: nothing would ever answer there."""
-        if os.getpid() != self._pid:
-            raise PipelineClosed(f"this pipeline lives in process {self._pid}; after a fork, build one of your own")
+        """Raises PipelineClosed in a fork, where nothing would ever answer."""
+        if self.foreign:
+            raise PipelineClosed(self.foreign)
+
+    def disown(self, parent: int) -> None:
+        """In a fork, which has none of our threads: here it is over, and nothing is done to the engine."""
+        self.foreign = f"this pipeline lives in process {parent}; after a fork, build one of your own"
+        self.over = True
+        now = self._clock.now()
+        self.snapshot = evolve(
+            self.snapshot, at=now, expected=None, state="closed", state_since=now, reason=self.foreign
+        )
 
     def submit(self, flow: Flow) -> None:
         """One append: whatever interrupts the caller, the driver has all of it or nothing."""
+        self.check_process()
         self.post("submit", flow)
+
+    def grant(self, cell: LeaseCell) -> None:
+        """Likewise. It can be found at once, whenever the driver hears of it."""
+        self.check_process()
+        self.post("grant", cell)
+        self.cells[cell.row.id] = cell
+        if cell.row.ended:
+            self.cells.pop(cell.row.id, None)
 
     def alive(self) -> bool:
         return self._turning.alive()
@@ -102,7 +124,9 @@ class Driver:
             except IndexError:
                 return
             if command == "submit":
-                self._settle_late(self._take_in(*args).id)
+                self._settle_late(self._take_flow(*args).id)
+            elif command == "grant":
+                args[0].end()
 
     def _settle_late(self, sequence: int) -> None:
         flow = self.flows.pop(sequence, None)
@@ -159,56 +183,26 @@ class Driver:
     def _take_commands(self, now: float) -> None:
         for _ in range(len(self._commands)):  # those that come meanwhile must not hold up deadlines
             command, args = self._commands.popleft()
-            if command == "submit":
-                args = (self._take_in(*args),)
+            if command in self._takes_in:
+                args = (self._takes_in[command](*args),)
             getattr(self.governor, command)(*args, now)
 
-    def _take_in(self, flow: Flow) -> Submission:
+    def _take_flow(self, flow: Flow) -> Submission:
         self.flows[flow.submission.id] = flow
         return flow.submission
 
+    def _take_cell(self, cell: LeaseCell) -> Lease:
+        self.cells[cell.row.id] = cell
+        return cell.row
+
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
-        while not self._end_what_is_over(now):
+        while not self._evidence.end_leases(now):
             self._take_commands(now)  # each round needs a renewal that was not there in the last one
-        for sequence in list(self._unread.due(now)):
-            self._judge_reader(sequence, now)
+        self._evidence.judge_readers(now)
         if self._policy_due is not None and now >= self._policy_due:
             self._policy_due = self._asked = None
             self.post("restart", RestartPolicy().delay(self.governor.life.failures, 0.0))
-
-    def _end_what_is_over(self, now: float) -> bool:
-        """False: a lease is due of which there is newer evidence among the commands."""
-        due = self.governor.leases_due(now)
-        over = [lease for lease in due if self._condemned(lease, now)]
-        for lease in over:  # at once: a renewal that comes after its claim was closed must not bring it back
-            self.governor.expire(lease, now)
-        return over == due
-
-    def _condemned(self, lease: str, now: float) -> bool:
-        """True: it really is over. False: there is newer evidence, or a renewal is in the queue."""
-        cell = self.cells.get(lease)
-        row = self.governor.leases.get(lease)
-        if row is None or (cell is not None and not cell.renew_on_read):
-            return cell is None or cell.close()
-        before = row.expires
-        for sequence in row.sequences:
-            flow = self.flows.get(sequence)
-            if flow is not None:
-                since, until = flow.presence(now)
-                self.governor.seen(lease, until, now, since=since)
-        return row.expires <= before and (cell is None or cell.close())
-
-    def _judge_reader(self, sequence: int, now: float) -> None:
-        flow = self.flows.get(sequence)
-        since = None if flow is None or flow.settled is not None else flow.neglected_since()
-        if since is None:
-            return
-        due = since + self._limits.unread
-        if now >= due:
-            self.governor.cancel(sequence, now, Why.SLOW_READER)
-        else:
-            self._unread.set(sequence, due)
 
     # --- effects -------------------------------------------------------------------------------------------------
 
@@ -243,8 +237,7 @@ class Driver:
     def _emit(self, effect: ev.Emit, now: float) -> None:
         flow = self.flows[effect.sequence]
         flow.emit(effect, now)
-        if (since := flow.neglected_since()) is not None:
-            self._unread.set(effect.sequence, since + self._limits.unread)
+        self._evidence.watch_reader(effect.sequence, flow)
 
     def _admit(self, effect: ev.Admit, now: float) -> None:
         flow = self.flows[effect.sequence]
@@ -254,7 +247,7 @@ class Driver:
 
     def _settle(self, effect: ev.Settle, now: float) -> None:
         flow = self.flows[effect.sequence]
-        self._unread.set(effect.sequence, None)
+        self._evidence.forget_reader(effect.sequence)
         if not effect.held:
             del self.flows[effect.sequence]
             if flow.reclaimed is None:
@@ -319,7 +312,7 @@ class Driver:
 
     def _publish(self, now: float) -> float | None:
         wakeup = self.governor.next_wakeup()
-        timers = [at for at in (wakeup, self._unread.earliest(), self._policy_due) if at is not None]
+        timers = [at for at in (wakeup, self._evidence.next(), self._policy_due) if at is not None]
         wakeup = min(timers, default=None)
         changed = self.snapshot.state
         self.snapshot = self._gauges.take(self.governor, wakeup, now)

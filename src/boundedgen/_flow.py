@@ -13,6 +13,7 @@ from typing import Any
 from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
 from boundedgen._core._events import Emit, Prove, SequenceResult, Settle
 from boundedgen._core._sequences import Submission
+from boundedgen._door import Place
 from boundedgen._errors import FinishReason
 from boundedgen._text import TextStream
 from boundedgen._wakers import Wakers
@@ -45,8 +46,8 @@ class Flow:
         self.settled_at: float | None = None
         self.wakers = wakers()  # whoever waits for the end, or for the proof of release
         self.news_wakers = wakers()  # whoever waits for anything new; woken at every token
-        self.lent: list[Callable[[], None]] = []  #: given back when it is settled
-        self.lent_waiting: Callable[[], None] | None = None  #: given back when it stops waiting
+        self.place: Place | None = None  #: in the queue; given back when it stops waiting
+        self.shares: Sequence[Place] = ()  #: of its owner's and its lease's; given back when it is settled
         # The reader's side.
         self.reading_since: float | None = None
         self.read_at = submission.submitted_at
@@ -70,16 +71,14 @@ class Flow:
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
-        give_back, self.lent_waiting = self.lent_waiting, None
-        if give_back is not None:
-            give_back()
+        if self.place is not None:
+            self.place.back()
 
     def give_back(self) -> None:
         """What the door lent."""
         self.stop_waiting()
-        for give_back in self.lent:
-            give_back()
-        self.lent.clear()
+        for share in self.shares:
+            share.back()
 
     def emit(self, effect: Emit, now: float) -> None:
         if self.first_token_at is None:

@@ -32,9 +32,14 @@ def refuse_to_block(awaitable: str) -> None:
 class Generation:
     """A sequence from submit to its answer.
 
+    `for chunk in g` or `async for chunk in g` streams it, to one reader; `g.result()` or `await g` gives the whole, to
+    any number. A normal end ends the iteration; every other end raises its GenerationError, with the partial output.
     `with g:` or `async with g:` is the way to hold one: leaving cancels it. Abandoning it otherwise (its iterator
     closed or collected, a task cancelled inside `await g` or `async for`, the last reference dropped) cancels it too.
-    A normal end ends the iteration; every other end raises, with the partial output on the error.
+
+    So `asyncio.wait_for(g, 5)` cancels the generation after 5 s, since it cancels the `await g` inside. To end only the
+    wait use `await g.wait(5)`, which tells whether it is settled, or in a thread `g.result(5)`; to end the generation
+    in time, with its partial output, give it `bounds`.
     """
 
     def __init__(self, flow: Flow, driver: Driver, clock: Clock) -> None:
@@ -54,15 +59,17 @@ class Generation:
 
     @property
     def label(self) -> str:
+        """The caller's, as given to `submit`."""
         return self._flow.submission.label
 
     @property
     def owner(self) -> str:
+        """The lease's, else the caller's."""
         return self._flow.submission.owner
 
     @property
     def phase(self) -> str:
-        """ "waiting", "running" or "settled"."""
+        """One of "waiting", "running" and "settled"."""
         if self._flow.settled is not None:
             return "settled"
         return "waiting" if self._flow.admitted_at is None else "running"
@@ -110,13 +117,13 @@ class Generation:
 
         After True it can still end otherwise, if that end was already on its way.
         """
-        if self._flow.done:
+        if self._flow.done or self._driver.foreign:
             return False
         self._driver.post("cancel", self.id)
         return True
 
     def tighten(self, bounds: Bounds) -> None:
-        """Shrink its bounds: `total` counts from submit, the others from now. A looser bound changes nothing."""
+        """Shrink its `bounds`: `total` counts from submit, the others from now. A looser bound changes nothing."""
         now = self._clock.now()
         waited = now - self._flow.submission.submitted_at
         later = {
@@ -129,7 +136,10 @@ class Generation:
     # --- waiting for it ------------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The completion, once it is there. Raises its error, or plain TimeoutError, which ends only this wait."""
+        """The completion, once it is there. Raises its GenerationError.
+
+        Plain TimeoutError after `timeout` seconds: it ends only this wait. None: as long as its bounds allow.
+        """
         if not self._flow.done:
             refuse_to_block("'await generation'")
             self._driver.check_process()
@@ -181,7 +191,10 @@ class Generation:
         return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
 
     def wait_reclaimed(self, timeout: float | None = None) -> Reclamation:
-        """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds."""
+        """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds.
+
+        None: until there is one, or the pipeline has ended (TimeoutError).
+        """
         if not self._reclaim_decided():
             refuse_to_block("'await generation.await_reclaimed()'")
             self._driver.check_process()
@@ -189,7 +202,7 @@ class Generation:
         return self._reclamation(timeout)
 
     async def await_reclaimed(self, timeout: float | None = None) -> Reclamation:
-        """`wait_reclaimed` for a coroutine."""
+        """`wait_reclaimed` for a coroutine, with the same `timeout`."""
         await self._flow.wakers.until(self._reclaim_decided, timeout)
         return self._reclamation(timeout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from boundedgen._arguments import kind_of, reading
 from boundedgen._bounds import Limits
 from boundedgen._errors import InvalidRequest
 from boundedgen._generation_fields import F32_LEAST, FIELDS, NEUTRAL, UNSET, FieldChecks, flag
@@ -87,9 +88,11 @@ def engine_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 def wants_chat_template(config: object | Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> bool:
     """Whether to wrap a str prompt as a user message. An object's attribute does not count: it is True in each."""
     given = keywords.get("apply_chat_template")
-    if given is None and isinstance(config, Mapping):
-        given = config.get("apply_chat_template")
-    return bool(flag("apply_chat_template", given)) if given is not None else False
+    with reading("generation_config"):
+        if given is None and isinstance(config, Mapping):
+            given = config.get("apply_chat_template")
+    with reading("apply_chat_template"):
+        return flag("apply_chat_template", given) if given is not None else False
 
 
 def results_of(fields: Mapping[str, Any]) -> int:
@@ -115,10 +118,12 @@ def _base(asked: FieldChecks, config: object, defaults: Mapping[str, Any]) -> di
         _overlay(fields, asked.layer(config))
         return fields
     if type(config).__name__ == "GenerationConfig":
-        return asked.layer(_read_object(config))
+        with reading("generation_config"):
+            given = _read_object(config)
+        return asked.layer(given)
     raise InvalidRequest(
         "generation_config must be an openvino_genai.GenerationConfig or a mapping of its fields, "
-        f"not {type(config).__name__}"
+        f"not {kind_of(config)}"
     )
 
 
@@ -190,11 +195,16 @@ def _check_together(fields: Mapping[str, Any], limits: Limits) -> None:
         )
 
 
+def _told(value: object) -> str:
+    """Floats without what 32 bits made of their digits."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _check_grammar(fields: Mapping[str, Any]) -> None:
     for name, off in _NOT_WITH_GRAMMAR.items():
         if fields.get(name, off) != off:
             raise InvalidRequest(
-                f"{name} is {fields[name]} with structured_output_config: the engine would leave the grammar; "
+                f"{name} is {_told(fields[name])} with structured_output_config: the engine would leave the grammar; "
                 f"set {name}={off}"
             )
 
@@ -203,7 +213,8 @@ def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:
     for name, off in _NOT_WITH_BEAMS.items():
         if fields.get(name, off) != off:
             raise InvalidRequest(
-                f"{name} is {fields[name]} with num_beams={beams}: beam search does not take it; set {name}={off}"
+                f"{name} is {_told(fields[name])} with num_beams={beams}: beam search does not take it; "
+                f"set {name}={off}"
             )
     groups = fields.get("num_beam_groups", 1)
     if beams % groups:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping
+import struct
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
+from boundedgen._arguments import kind_of, larger_than, plain_str, reading, real_number, short, suggestion, whole_number
 from boundedgen._bounds import Limits
 from boundedgen._errors import InvalidRequest
-from boundedgen._prompt import short
 from boundedgen._text import check_text
 
 #: The engine's "not set" for sizes (openvino_genai, size_t -1).
@@ -22,6 +21,7 @@ _SIZE_MAX: Final = 2**63 - 1
 _F32_MAX: Final = 3.4e38
 F32_LEAST: Final = 1.2e-38
 _STOP_CRITERIA: Final = ("EARLY", "HEURISTIC", "NEVER")
+_LONGEST_CRITERION: Final = max(map(len, _STOP_CRITERIA))
 _GRAMMARS: Final = ("json_schema", "regex", "grammar")
 _OTHER_GRAMMARS: Final = ("structural_tags_config", "compound_grammar")
 
@@ -58,7 +58,8 @@ _FLAG: Final = _Kind("flag")
 #: The engine gives one value a token whatever is asked, but takes memory for all: 2^31 - 1 ate 24 GB in a step.
 LOGPROBS_MAX: Final = 20
 #: Every field that a caller may set. Ranges are those of GenerationConfig::validate (2026.4.1), which checks the
-#: sampling ones only while do_sample is on; here they always count. Engine floats are 32 bits wide.
+#: sampling ones only while do_sample is on; here they always count, for the value that the engine sees: its floats are
+#: 32 bits wide.
 FIELDS: Final[Mapping[str, _Kind]] = {
     "max_new_tokens": _whole(1),
     "max_length": _whole(1),
@@ -115,6 +116,19 @@ _ALIASES: Final[Mapping[str, str]] = {
     "regex": "structured_output_config",
     "grammar": "structured_output_config",
     "response_format": "structured_output_config",
+    "top_logprobs": "logprobs",
+}
+#: What other APIs take beside the prompt, and where it goes here.
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("timeout", "deadline", "max_time", "ttl"), "use bounds=Bounds(total=seconds)"),
+    **{name: f"use bounds=Bounds({name}=seconds)" for name in ("total", "queued", "first_token", "next_token")},
+    **dict.fromkeys(("streamer", "stream", "callback"), "iterate over the generation that submit returns"),
+    **dict.fromkeys(("request_id", "id", "name"), "use label= for a name of yours; the generation has an id"),
+    **dict.fromkeys(("user", "user_id"), "use owner="),
+    **dict.fromkeys(("messages", "inputs", "input_ids", "prompts"), "give it as the first argument, prompt"),
+    **dict.fromkeys(("config", "sampling_params"), "use generation_config="),
+    **dict.fromkeys(("lease_id", "lease_ttl"), "use lease=, with what pipeline.lease(owner, ttl=seconds) returns"),
+    **dict.fromkeys(("images", "image", "videos", "audios", "draft_model"), "this version serves text only"),
 }
 
 
@@ -127,9 +141,11 @@ class FieldChecks:
 
     def layer(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What `given` sets, checked. The names are all checked before the values."""
-        for name in given:
-            _check_name(name, given[name])
-        return {n: self.value(n, v) for n, v in given.items() if v is not None and n in FIELDS}
+        with reading("generation_config"):
+            plain = {plain_str(name) if isinstance(name, str) else name: value for name, value in given.items()}
+        for name, value in plain.items():
+            _check_name(name, value)
+        return {n: self.value(n, v) for n, v in plain.items() if v is not None and n in FIELDS}
 
     def usable(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The model's own defaults. Nobody asked for them, so one that cannot be used refuses nobody."""
@@ -146,6 +162,11 @@ class FieldChecks:
         return [int(i) for i in self.usable(defaults).get("eos_token_id", [])]
 
     def value(self, name: str, value: Any) -> Any:
+        """As plain data. Raises InvalidRequest, which names the field."""
+        with reading(name):
+            return self._value(name, value)
+
+    def _value(self, name: str, value: Any) -> Any:
         kind = FIELDS[name]
         match kind.what:
             case "flag":
@@ -162,34 +183,27 @@ class FieldChecks:
                 return _structured(value, self._limits)
 
     def _ids(self, name: str, value: Any) -> list[int]:
-        one = name == "eos_token_id" and isinstance(value, numbers.Integral)
+        one = name == "eos_token_id" and whole_number(value) is not None
         most = _SIZE_MAX if self._vocab_size is None else self._vocab_size - 1
         kind = _whole(0, most)
-        return sorted({int(_number(name, v, kind)) for v in ([value] if one else _collection(name, value))})
+        ids = [value] if one else _collection(name, value, self._limits.stop_token_ids, "ids", "stop_token_ids")
+        return sorted({int(_number(name, v, kind)) for v in ids})
 
     def _strings(self, name: str, value: Any) -> list[str]:
-        strings = [_stop_string(name, s, self._limits) for s in _collection(name, value)]
-        if len(strings) > self._limits.stop_strings:
-            raise InvalidRequest(
-                f"{name} holds {len(strings)} strings; at most {self._limits.stop_strings} (Limits.stop_strings)"
-            )
-        return sorted(set(strings))
+        strings = _collection(name, value, self._limits.stop_strings, "strings", "stop_strings")
+        return sorted({_stop_string(name, s, self._limits) for s in strings})
 
 
-def _check_name(name: str, value: Any) -> None:
+def _check_name(name: object, value: Any) -> None:
     if name in FIELDS:
         return
-    if name in NEUTRAL:
+    if not isinstance(name, str) or name not in NEUTRAL:
+        known = isinstance(name, str) and _ELSEWHERE.get(name)
+        remedy = f"; {known}" if known else suggestion(name, FIELDS, _ALIASES)
+        raise InvalidRequest(f"{short(name)} is not a field of a generation configuration{remedy}")
+    with reading(name):
         if not any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name]):
             raise InvalidRequest(f"{name} is not supported yet; leave it out")
-        return
-    raise InvalidRequest(f"{name!r} is not a field of a generation configuration{suggestion(name, FIELDS, _ALIASES)}")
-
-
-def suggestion(name: object, known: Iterable[str], aliases: Mapping[str, str]) -> str:
-    """'; did you mean …?', or nothing."""
-    near = [aliases[str(name)]] if name in aliases else difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def flag(name: str, value: Any) -> bool:
@@ -199,46 +213,48 @@ def flag(name: str, value: Any) -> bool:
 
 
 def _number(name: str, value: Any, kind: _Kind) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral if kind.what == "whole" else numbers.Real):
+    plain = whole_number(value) if kind.what == "whole" else real_number(value)
+    if plain is None:
         raise InvalidRequest(f"{name} must be {kind.words()}, not {short(value)}")
-    plain = _as_int(value) if kind.what == "whole" else _as_float(value)
-    if not math.isfinite(plain) or not kind.holds(plain):
-        raise InvalidRequest(f"{name} is {short(value)}; it must be {kind.words()}")
-    return plain
+    seen = plain if isinstance(plain, int) else _as_engine_float(plain)
+    if not kind.holds(seen):
+        seen_as = f" ({seen:g} to the engine, in 32 bits)" if kind.holds(plain) else ""
+        raise InvalidRequest(f"{name} is {short(value)}{seen_as}; it must be {kind.words()}")
+    return seen
 
 
-def _as_int(value: Any) -> int:
-    return int(value)
-
-
-def _as_float(value: Any) -> float:
+def _as_engine_float(value: float) -> float:
+    """The float of 32 bits that it becomes in the engine."""
     try:
-        return float(value)
+        return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
-        return math.inf
+        return math.copysign(math.inf, value)
 
 
-def _collection(name: str, value: Any) -> Collection[Any]:
-    if isinstance(value, list | tuple | set | frozenset):
-        return value
-    raise InvalidRequest(f"{name} must be a list, a tuple or a set, not {short(value)}")
+def _collection(name: str, value: Any, most: int, unit: str, limit: str) -> Collection[Any]:
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidRequest(f"{name} must be a list, a tuple or a set, not {short(value)}")
+    if len(value) > most:
+        raise InvalidRequest(f"{name} holds {len(value)} {unit}; at most {most} (Limits.{limit})")
+    return value
 
 
 def _stop_string(name: str, value: Any, limits: Limits) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not (plain := plain_str(value)):
         raise InvalidRequest(f"{name} must hold strings of at least one character, not {short(value)}")
-    if len(value) > limits.stop_string_length:
+    if len(plain) > limits.stop_string_length:
         raise InvalidRequest(
-            f"{name} holds a string of {len(value)} characters; at most {limits.stop_string_length} "
+            f"{name} holds a string of {len(plain)} characters; at most {limits.stop_string_length} "
             "(Limits.stop_string_length)"
         )
-    return check_text(name, value)
+    return check_text(name, plain)
 
 
 def _stop_criteria(value: Any) -> str:
     name = value if isinstance(value, str) else getattr(value, "name", None)
-    if isinstance(name, str) and name.upper() in _STOP_CRITERIA:
-        return name.upper()
+    plain = plain_str(name) if isinstance(name, str) else ""
+    if len(plain) <= _LONGEST_CRITERION and plain.upper() in _STOP_CRITERIA:
+        return plain.upper()
     raise InvalidRequest(f"stop_criteria must be one of {', '.join(_STOP_CRITERIA)}, not {short(value)}")
 
 
@@ -246,13 +262,13 @@ def _structured(value: Any, limits: Limits) -> dict[str, str]:
     name = "structured_output_config"
     read: Callable[[str], Any] = value.get if isinstance(value, Mapping) else lambda n: getattr(value, n, None)
     if not isinstance(value, Mapping) and type(value).__name__ != "StructuredOutputConfig":
-        raise InvalidRequest(f"{name} must be a StructuredOutputConfig or a mapping, not {type(value).__name__}")
+        raise InvalidRequest(f"{name} must be a StructuredOutputConfig or a mapping, not {kind_of(value)}")
     for other in _OTHER_GRAMMARS:
         if read(other) is not None:
             raise InvalidRequest(f"{name}.{other} is not supported yet; use one of {', '.join(_GRAMMARS)}")
-    unknown = [k for k in value if k not in _GRAMMARS + _OTHER_GRAMMARS] if isinstance(value, Mapping) else []
-    if unknown:
-        raise InvalidRequest(f"{name} has no field {unknown[0]!r}{suggestion(unknown[0], _GRAMMARS, {})}")
+    for key in value if isinstance(value, Mapping) else ():
+        if key not in _GRAMMARS + _OTHER_GRAMMARS:
+            raise InvalidRequest(f"{name} has no field {short(key)}{suggestion(key, _GRAMMARS, {})}")
     given = [k for k in _GRAMMARS if read(k) is not None]
     if len(given) != 1:
         raise InvalidRequest(f"{name} must set exactly one of {', '.join(_GRAMMARS)}; it sets {len(given)}")
@@ -261,13 +277,15 @@ def _structured(value: Any, limits: Limits) -> dict[str, str]:
 
 def _grammar_text(name: str, value: Any, limits: Limits) -> str:
     if isinstance(value, Mapping) and name.endswith("json_schema"):
+        if larger_than(limits.grammar_bytes, value):
+            raise InvalidRequest(f"{name} is more than {limits.grammar_bytes} bytes (Limits.grammar_bytes)")
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{name} must hold plain JSON types: {type(error).__name__}") from None
-    if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{name} must be a str of at least one character, not {type(value).__name__}")
-    size = len(check_text(name, value).encode())
+    if not isinstance(value, str) or not (text := plain_str(value)):
+        raise InvalidRequest(f"{name} must be a str of at least one character, not {kind_of(value)}")
+    size = len(text) if len(text) > limits.grammar_bytes else len(check_text(name, text).encode())
     if size > limits.grammar_bytes:
         raise InvalidRequest(f"{name} is {size} bytes; at most {limits.grammar_bytes} (Limits.grammar_bytes)")
-    return value
+    return text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+from boundedgen._door import Place
 from boundedgen._errors import LeaseExpired
 
 if TYPE_CHECKING:
@@ -23,11 +22,12 @@ class LeaseCell:
     was first, the driver opens a new claim and looks into its queue again, where that renewal is.
     """
 
-    def __init__(self, row: Row, renew_on_read: bool, give_back: Callable[[], None]) -> None:
+    def __init__(self, row: Row, renew_on_read: bool, place: Place) -> None:
         self.row = row
         self.renew_on_read = renew_on_read
         self.lease: Lease | None = None
-        self._give_back: list[Callable[[], None]] = [give_back]
+        self.renewed_until = 0.0  #: reading of the ready clock; told to its owner, be the driver yet to hear of it
+        self._place = place
         self._claim: dict[str, str] = {}
 
     def claim(self) -> bool:
@@ -45,8 +45,7 @@ class LeaseCell:
         """It is over, for whatever reason; its place among the leases is free, once."""
         self.row.ended = True
         self._claim["end"] = "over"
-        with contextlib.suppress(IndexError):  # its owner and the driver may both be here
-            self._give_back.pop()()
+        self._place.back()
 
 
 @final
@@ -66,14 +65,17 @@ class Lease:
 
     @property
     def id(self) -> str:
+        """A bearer token of 128 random bits, in hex."""
         return self._cell.row.id
 
     @property
     def owner(self) -> str:
+        """Whom it was granted to; the owner of all that is submitted under it."""
         return self._cell.row.owner
 
     @property
     def ttl_s(self) -> float:
+        """Seconds for which a renewal holds."""
         return self._cell.row.ttl
 
     @property
@@ -84,18 +86,21 @@ class Lease:
     def _left(self, now: float) -> float:
         row = self._cell.row
         ready_clock: ReadyClock = self._driver.governor.clock
-        return 0.0 if row.ended else max(0.0, row.expires - ready_clock.at(now))
+        return 0.0 if row.ended else max(0.0, max(row.expires, self._cell.renewed_until) - ready_clock.at(now))
 
     @property
     def live(self) -> bool:
+        """It can be renewed and submitted under. Once False, it stays so."""
         return self.remaining_s > 0
 
     def renew(self) -> None:
         """Valid for `ttl_s` from now. Raises LeaseExpired if it is over."""
+        self._driver.check_process()
         now = self._clock.now()
         if self._left(now) > 0:  # at the very instant that the renewal counts from
             self._driver.post("renew", self.id, now)
             if self._cell.claim():
+                self._cell.renewed_until = self._driver.governor.clock.at(now) + self.ttl_s
                 return
         raise LeaseExpired("this lease is over or never existed; ask for a new one and submit again")
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from boundedgen._bounds import Limits, seconds
 from boundedgen._core._leases import Lease as Row
+from boundedgen._door import Place
 from boundedgen._driver import Driver
 from boundedgen._errors import LeaseExpired, Saturated
 from boundedgen._lease import Lease, LeaseCell
@@ -39,22 +40,24 @@ class Leasing:
             isinstance(max_sequences, bool) or not isinstance(max_sequences, int) or max_sequences < 1
         ):
             raise ValueError(f"max_sequences is {max_sequences!r}; give a whole number from 1, or None")
+        place = Place(self._left)
         try:
-            self._left.pop()
-        except IndexError:
-            raise Saturated(f"there are {self._limits.leases_max} leases already", retry_after_s=1.0) from None
-        return self._grant(owner, ttl_s, renew_on_read, max_sequences)
+            if not place.take():
+                raise Saturated(f"there are {self._limits.leases_max} leases already", retry_after_s=1.0)
+            return self._grant(owner, ttl_s, renew_on_read, max_sequences, place)
+        except BaseException:
+            place.back()
+            raise
 
-    def _grant(self, owner: str, ttl: float, renew_on_read: bool, max_sequences: int | None) -> Lease:
+    def _grant(self, owner: str, ttl: float, renew_on_read: bool, max_sequences: int | None, place: Place) -> Lease:
         row = Row(secrets.token_hex(ID_BYTES), owner, ttl)
         row.expires = self._driver.governor.clock.at(self._clock.now()) + ttl
-        cell = LeaseCell(row, renew_on_read, lambda: self._left.append(0))
+        cell = LeaseCell(row, renew_on_read, place)
         most = self._limits.waiting_max + BEYOND_THE_QUEUE
         places = None if max_sequences is None else deque(range(min(max_sequences, most)))
-        lease = cell.lease = Lease(cell, self._driver, self._clock, places)
-        self._driver.cells[row.id] = cell
-        self._driver.post("grant", row)
-        return lease
+        cell.lease = Lease(cell, self._driver, self._clock, places)
+        self._driver.grant(cell)
+        return cell.lease
 
     def find(self, lease_id: str) -> Lease | None:
         """The live lease of that id; None: over, or never there."""

@@ -10,7 +10,8 @@ from typing import Any, final
 
 from attrs import frozen
 
-from boundedgen._bounds import Bounds, Limits, seconds
+from boundedgen._arguments import kind_of, names_unknown_keywords, plain_str, reading, short
+from boundedgen._bounds import SECONDS_MOST, Bounds, Limits, seconds
 from boundedgen._engine._devices import preflight
 from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
@@ -20,9 +21,12 @@ from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
 POLICIES = ("reserve", "engine")
+PATH_MOST = 4096  #: PATH_MAX of Linux
+DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 
 
 @final
+@names_unknown_keywords
 @frozen(kw_only=True)
 class Admission:
     """How sequences are let into the engine.
@@ -32,12 +36,12 @@ class Admission:
     "engine": only `Limits.running_max` counts, and overflow is left to the engine. For tests and for the brave.
     """
 
-    policy: str = "reserve"
+    policy: str = "reserve"  #: "reserve" or "engine"
 
     def __attrs_post_init__(self) -> None:
-        if self.policy not in POLICIES:
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise ValueError(
-                f"Admission.policy is {self.policy!r}; this version knows {', '.join(map(repr, POLICIES))}"
+                f"Admission.policy is {short(self.policy)}; this version knows {', '.join(map(repr, POLICIES))}"
             )
 
 
@@ -60,12 +64,10 @@ def parts_of(
 ) -> Parts:
     """The engine's host, and the grammar checker that belongs to it."""
     if engine is not None:
+        if not isinstance(engine, EngineHost):
+            raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
         return Parts(host=engine, grammars=None)
-    if models_path is None:
-        raise TypeError("models_path is None; give an IR folder or a GGUF file, or an engine")
-    if not isinstance(device, str) or not device:
-        raise TypeError(f"device must be a name such as 'GPU', 'GPU.1' or 'CPU', not {device!r}")
-    path = os.path.abspath(os.fspath(models_path))
+    path, device = _path(models_path), _device(device)
     plan = scheduler_fields(scheduler_config)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
@@ -91,6 +93,23 @@ def parts_of(
     return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits))
 
 
+def _path(models_path: object) -> str:
+    if not isinstance(models_path, str | os.PathLike):
+        what = "None" if models_path is None else kind_of(models_path)
+        raise TypeError(f"models_path must be the path of an IR folder or of a GGUF file, not {what}")
+    with reading("models_path", TypeError):
+        path = os.fspath(models_path)
+    if not isinstance(path, str) or "\0" in path or len(path) > PATH_MOST:
+        raise ValueError(f"models_path is {short(path)}; give a path that a file can have, as a str")
+    return os.path.abspath(plain_str(path))
+
+
+def _device(device: object) -> str:
+    if not isinstance(device, str) or not 0 < len(plain := plain_str(device)) <= DEVICE_MOST:
+        raise TypeError(f"device must be a name such as 'GPU', 'GPU.1' or 'CPU', not {short(device)}")
+    return plain
+
+
 def checked(
     limits: Limits, bounds: Bounds, lease_ttl: Any, admission: Admission, restart: RestartPolicy
 ) -> float | None:
@@ -102,7 +121,7 @@ def checked(
         ("restart", restart, RestartPolicy),
     ):
         if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+            raise TypeError(f"{name} must be a {kind.__name__}, not {kind_of(value)}")
     if bounds.total is None or math.isinf(bounds.total):
         raise ValueError(
             "bounds.total of a pipeline must be finite: every generation has to end; for example Bounds(total=600)"
@@ -122,8 +141,8 @@ def check_ttl(name: str, ttl: float, limits: Limits) -> float:
 
 
 def drain_seconds(drain: float | timedelta) -> float:
-    """How long `close` waits, in seconds. Checked in the caller's thread: the driver trusts what it is told."""
+    """How long `close` waits, in seconds; 0 for less. Checked in the caller's thread: the driver trusts it."""
     drain_s = seconds("drain", drain)
     if drain_s is None or math.isinf(drain_s):
-        raise ValueError(f"drain is {drain!r}; give a finite number of seconds, or a timedelta")
-    return max(0.0, drain_s)
+        raise ValueError(f"drain is {short(drain)}; give a finite number of seconds, or a timedelta")
+    return min(max(0.0, drain_s), SECONDS_MOST)

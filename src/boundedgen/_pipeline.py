@@ -36,12 +36,24 @@ CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `c
 class BoundedPipeline:
     """Continuous batching of OpenVINO GenAI in which every generation ends in time and gives its cache back, proved.
 
-    The first four arguments are those of `openvino_genai.ContinuousBatchingPipeline`. The constructor checks its
-    arguments, starts the engine in a child process and returns; `with` and `async with` wait until it is ready (at
-    most `Limits.boot`) and raise ModelLoadFailed, DeviceUnavailable or EngineFailed. `bounds` holds for every
-    generation; a call can only tighten it. `lease_ttl`: generations without a lease of their own get an implicit one
-    that reading renews; None: no such lease. `engine` supplies child and tokenizer (tests); `models_path` may then be
-    None. Every method may be called from any thread; asyncio code uses the awaitable ones.
+    The constructor checks its arguments (TypeError and ValueError name the wrong one), starts the engine in a child
+    process and returns; `with` and `async with` wait until it is ready (at most `Limits.boot`, 300 s) and raise
+    ModelLoadFailed, DeviceUnavailable or EngineFailed. Leaving closes: after a normal exit with a drain of
+    `Limits.drain` (30 s), after an exception at once. Every method may be called from any thread; asyncio code uses the
+    awaitable ones, and those that wait refuse to block a running event loop (RuntimeError). The first four arguments
+    are those of `openvino_genai.ContinuousBatchingPipeline`:
+
+    - `models_path`: a folder with an OpenVINO model, or a GGUF file.
+    - `scheduler_config`: an `openvino_genai.SchedulerConfig` or a mapping of its fields. With neither `num_kv_blocks`
+      nor `cache_size` (GB) the cache has a quarter of the memory that is free for this process, 1 to 4 GB.
+    - `device`: "GPU", "GPU.1", "CPU", as OpenVINO names it.
+    - `properties`, `tokenizer_properties`: OpenVINO's, for the device and for the tokenizer; plain data only.
+    - `limits`, `admission`, `restart`: None: the defaults of Limits, Admission and RestartPolicy.
+    - `bounds`: of every generation; a call can only tighten them. `total` must be finite. None: `Bounds(total=600)`.
+    - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
+      renews; a caller that waits for it counts as reading. None: no such lease.
+    - `black_box`: not there yet; anything but None is refused.
+    - `engine`, `clock`: for tests: the child with its tokenizer (`models_path` may then be None), and time.
     """
 
     def __init__(
@@ -99,9 +111,21 @@ class BoundedPipeline:
     ) -> Generation:
         """Start a generation and return its handle; waits for nothing but the tokenizer, in this thread.
 
-        `prompt`: a str as it is (`apply_chat_template=True` wraps it as a user message), token ids (a list or a 1-D
-        integer array), or chat messages. `generation_config`: a GenerationConfig or a mapping of its fields; keywords
-        go over it. Raises a `Rejected` (nothing was started) or LeaseExpired.
+        - `prompt`: a str as it is (`apply_chat_template=True` wraps it as a user message), token ids (a list or a 1-D
+          integer array), or chat messages (a list of mappings with role and content, or a ChatHistory).
+        - `generation_config`: an `openvino_genai.GenerationConfig` or a mapping of its fields; `config`, all other
+          keywords, go over it: `max_new_tokens=200, temperature=0.7`.
+        - `bounds`: tighten the pipeline's, kind by kind.
+        - `lease`: a Lease or its id: the generation ends when that does. `owner` comes from it, else it is yours; it
+          counts for `Limits.owner_max`.
+        - `priority`: a whole number; higher is admitted first, equals in the order of submission.
+        - `label`: yours, for logs, errors and stats.
+        - `tools`: what the model may call, a list of mappings as its chat template expects them (function
+          descriptions as JSON schema); `template_context`: further variables of the template, such as
+          `{"enable_thinking": False}`. Both only with chat messages. What the model calls comes as text.
+
+        Raises a `Rejected` (InvalidRequest, NeverFits, Saturated, EngineUnavailable, PipelineClosed: nothing was
+        started), or LeaseExpired.
         """
         call = Call(
             prompt=prompt,
@@ -118,19 +142,29 @@ class BoundedPipeline:
         return self._serving.submit(call)
 
     async def asubmit(self, prompt: object, generation_config: object = None, **arguments: Any) -> Generation:
-        """`submit`, with templating and encoding in a worker thread. A cancelled call leaves nothing running."""
+        """`submit`, with templating and encoding in a worker thread. A cancelled call leaves nothing running.
+
+        `prompt`, `generation_config` and `arguments` are those of `submit`.
+        """
         return await self._runtime.offload(self.submit, prompt, generation_config, **arguments)
 
     def generate(
         self, prompt: object, generation_config: object = None, *, timeout: float | None = None, **arguments: Any
     ) -> Completion:
-        """Submit and wait for the completion. Leaving early, by `timeout` (TimeoutError) or a signal, cancels it."""
+        """Submit and wait for the completion, or raise its GenerationError.
+
+        `prompt`, `generation_config` and `arguments` are those of `submit`. Leaving early, by `timeout` (seconds; a
+        plain TimeoutError) or a signal, cancels it. None: as long as its bounds allow.
+        """
         refuse_to_block("'await pipeline.agenerate(…)'")
         with self.submit(prompt, generation_config, **arguments) as generation:
             return generation.result(timeout)
 
     async def agenerate(self, prompt: object, generation_config: object = None, **arguments: Any) -> Completion:
-        """`generate` for a coroutine; cancelling it cancels the generation."""
+        """`generate` for a coroutine; cancelling it, also by `asyncio.wait_for`, cancels the generation.
+
+        `prompt`, `generation_config` and `arguments` are those of `submit`.
+        """
         return await (await self.asubmit(prompt, generation_config, **arguments))
 
     @overload
@@ -154,10 +188,10 @@ class BoundedPipeline:
         return_errors: bool = False,
         **arguments: Any,
     ) -> Any:
-        """All prompts, in order; all are submitted or, if one is refused, none.
+        """All `prompts`, in order, with one `generation_config`; all are submitted or, if one is refused, none.
 
-        If one ends abnormally its error is raised and the others are cancelled, or, with `return_errors`, it stands
-        in its place.
+        `arguments` are those of `submit`. If one ends abnormally its error is raised and the others are cancelled, or,
+        with `return_errors`, it stands in its place.
         """
         refuse_to_block("'await pipeline.agenerate_many(…)'")
         with contextlib.ExitStack() as stack:
@@ -174,7 +208,7 @@ class BoundedPipeline:
         return_errors: bool = False,
         **arguments: Any,
     ) -> list[Completion | BoundedGenError]:
-        """`generate_many` for a coroutine."""
+        """`generate_many` for a coroutine: the same `prompts`, `generation_config`, `return_errors`, `arguments`."""
         calls = calls_of(prompts, generation_config, arguments)
         with contextlib.ExitStack() as stack:
             generations = await self._runtime.offload(self._serving.submit_all, calls)
@@ -191,26 +225,31 @@ class BoundedPipeline:
     def lease(
         self, owner: str, *, ttl: float | timedelta, renew_on_read: bool = False, max_sequences: int | None = None
     ) -> Lease:
-        """Grant a lease of `ttl` seconds. Its id is a bearer token of 128 random bits.
+        """Grant a lease to `owner` (a str, shown in stats) that ends unless renewed within `ttl` seconds.
 
-        `renew_on_read`: reading from its generations renews it. Leave it off where a proxy may read for a client
-        that is gone. `max_sequences`: at most so many generations under it at once.
+        Its id is a bearer token of 128 random bits. `renew_on_read`: reading one of its generations, or waiting for
+        one, renews it too. Leave it off (the default) where a proxy may read for a client that is gone: then only
+        `renew` counts. `max_sequences`: at most so many generations under it at once, else Saturated; None: no limit.
+        Raises Saturated at `Limits.leases_max`, ValueError for a `ttl` over `Limits.lease_ttl_max`.
         """
         self._serving.refuse_unless_open()
         return self._leasing.grant(owner, ttl, renew_on_read, max_sequences)
 
     def find_lease(self, lease_id: str) -> Lease | None:
-        """The live lease of that id; None: over, or never there."""
+        """The live lease with the id `lease_id`; None: over, or never there."""
         return self._leasing.find(lease_id)
 
     def renew(self, lease_id: str, owner: str | None = None) -> Lease:
-        """Renew by id, for a heartbeat endpoint. LeaseExpired: over, unknown, or of another owner: all look alike."""
+        """Renew by id, for a heartbeat endpoint: valid for its ttl from now.
+
+        Raises LeaseExpired if `lease_id` is over, unknown or, where `owner` is given, of another: all look alike.
+        """
         lease = self._leasing.must_find(lease_id, owner)
         lease.renew()
         return lease
 
     def revoke(self, lease_id: str) -> bool:
-        """End it, and everything submitted under it. False: there was none."""
+        """End the lease `lease_id`, and everything submitted under it. False: there was none."""
         lease = self._leasing.find(lease_id)
         if lease is None:
             return False
@@ -232,17 +271,17 @@ class BoundedPipeline:
     def probe(self, timeout: float = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.
 
-        A timeout is FAILED. One runs at a time; concurrent callers share its result.
+        No token within `timeout` seconds is FAILED. One runs at a time; concurrent callers share its result.
         """
         refuse_to_block("'await pipeline.aprobe(…)'")
         return self._probing.run(timeout)
 
     async def aprobe(self, timeout: float = 10.0) -> ProbeResult:
-        """`probe` for a coroutine."""
+        """`probe` for a coroutine, with the same `timeout`."""
         return await self._probing.arun(timeout)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Until the engine serves; at most `timeout` seconds, else `Limits.boot`.
+        """Until the engine serves; at most `timeout` seconds. None, the default: `Limits.boot` (300 s).
 
         Raises ModelLoadFailed, DeviceUnavailable, EngineFailed, EngineUnavailable (not yet) or PipelineClosed.
         """
@@ -252,7 +291,7 @@ class BoundedPipeline:
         self._raise_unless_ready(timeout)
 
     async def await_ready(self, timeout: float | None = None) -> None:
-        """`wait_ready` for a coroutine."""
+        """`wait_ready` for a coroutine, with the same `timeout`."""
         timeout = self._limits.boot if timeout is None else timeout
         await self._driver.wakers.until(self._decided, timeout)
         self._raise_unless_ready(timeout)
@@ -275,14 +314,18 @@ class BoundedPipeline:
     def close(self, drain: float | timedelta = 0) -> None:
         """Accept nothing new, let what is inside end for `drain` seconds, settle the rest SHUTDOWN, end the engine.
 
+        With `drain` 0, the default, everything is settled at once. During a drain what waits is still admitted, bounds,
+        leases and watchdogs hold, and an engine that dies is not replaced.
+
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does.
         """
         patience = self._begin_to_close(drain)
-        self._driver.join(patience)
-        self._serving.close()
+        if not self._driver.foreign:
+            self._driver.join(patience)
+            self._serving.close()
 
     async def aclose(self, drain: float | timedelta = 0) -> None:
-        """`close` for a coroutine; cancelling it ends the drain."""
+        """`close` for a coroutine, with the same `drain`; cancelling it ends the drain."""
         patience = self._begin_to_close(drain)
         try:
             await self._driver.ended(patience)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
 from attrs import frozen
 
-from boundedgen._generation_fields import suggestion
-from boundedgen._prompt import short
+from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, whole_number
 
 _NAME: Final = "scheduler_config"
 _SIZE_MAX: Final = 2**64 - 1
@@ -74,13 +72,12 @@ def scheduler_fields(config: object | Mapping[str, Any] | None) -> SchedulerPlan
 def _given(config: object) -> dict[str, Any]:
     if config is None:
         return {}
-    if isinstance(config, Mapping):
-        return dict(config)
-    if type(config).__name__ != "SchedulerConfig":
+    if not isinstance(config, Mapping) and type(config).__name__ != "SchedulerConfig":
         raise TypeError(
-            f"{_NAME} must be an openvino_genai.SchedulerConfig or a mapping of its fields, not {type(config).__name__}"
+            f"{_NAME} must be an openvino_genai.SchedulerConfig or a mapping of its fields, not {kind_of(config)}"
         )
-    return _read_object(config)
+    with reading(_NAME, TypeError):
+        return dict(config) if isinstance(config, Mapping) else _read_object(config)
 
 
 def _read_object(config: object) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _read_object(config: object) -> dict[str, Any]:
 
 def _check_name(name: object) -> None:
     if name not in _KNOWN:
-        raise ValueError(f"{_NAME} has no field {name!r}{suggestion(name, _KNOWN, {})}")
+        raise ValueError(f"{_NAME} has no field {short(name)}{suggestion(name, _KNOWN, {})}")
 
 
 def _is_off(name: str, value: Any) -> bool:
@@ -107,12 +104,14 @@ def _value(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise TypeError(f"{_NAME}.{name} must be True or False, not {short(value)}")
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    with reading(f"{_NAME}.{name}", TypeError):
+        number = whole_number(value)
+    if number is None:
         unit = " (GB)" if name == "cache_size" else ""
         raise TypeError(f"{_NAME}.{name} must be a whole number{unit}, not {short(value)}")
-    if not _WHOLE[name] <= int(value) <= _SIZE_MAX:
-        raise ValueError(f"{_NAME}.{name} is {value}; it must be at least {_WHOLE[name]} and below 2^64")
-    return int(value)
+    if not _WHOLE[name] <= number <= _SIZE_MAX:
+        raise ValueError(f"{_NAME}.{name} is {short(value)}; it must be at least {_WHOLE[name]} and below 2^64")
+    return number
 
 
 def _check_together(fields: Mapping[str, Any]) -> None:
@@ -188,24 +187,29 @@ def plain_properties(properties: Mapping[str, Any] | None, *, name: str) -> dict
     if properties is None:
         return {}
     if not isinstance(properties, Mapping):
-        raise TypeError(f"{name} must be a mapping of names to values, not {type(properties).__name__}")
-    return _plain_mapping(name, properties)
+        raise TypeError(f"{name} must be a mapping of names to values, not {kind_of(properties)}")
+    with reading(name, TypeError, ours=(TypeError, ValueError)):
+        return _plain_mapping(name, properties)
 
 
 def _plain_mapping(where: str, given: Mapping[Any, Any]) -> dict[str, Any]:
-    for key in given:
+    plain = {}
+    for key, value in given.items():
         if not isinstance(key, str):
-            raise TypeError(f"{where} must have str names; {short(key)} is a {type(key).__name__}")
-    return {str(key): _plain(f"{where}[{key!r}]", value) for key, value in given.items()}
+            raise TypeError(f"{where} must have str names; {short(key)} is a {kind_of(key)}")
+        plain[plain_str(key)] = _plain(f"{where}[{short(key)}]", value)
+    return plain
 
 
 def _plain(where: str, value: Any) -> Any:
-    if value is None or isinstance(value, str | bool):
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return _finite(where, float(value))
+    if isinstance(value, str):
+        return plain_str(value)
+    if (whole := whole_number(value)) is not None:
+        return _within(where, whole)
+    if (number := real_number(value)) is not None:
+        return _within(where, number)
     if isinstance(value, Mapping):
         return _plain_mapping(where, value)
     if isinstance(value, list | tuple):
@@ -213,9 +217,9 @@ def _plain(where: str, value: Any) -> Any:
     return _of_openvino(where, value)
 
 
-def _finite(where: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{where} is {value}; it must be finite")
+def _within(where: str, value: float) -> float:
+    if not -_SIZE_MAX <= value <= _SIZE_MAX and (isinstance(value, int) or not math.isfinite(value)):
+        raise ValueError(f"{where} is {short(value)}; it must be finite, and a whole number below 2^64")
     return value
 
 

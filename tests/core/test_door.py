@@ -5,45 +5,66 @@ from collections import deque
 
 from boundedgen import Limits
 from boundedgen._bell import Bell
-from boundedgen._door import Door, Rejections, take
+from boundedgen._door import Door, Place, Rejections
+
+
+def share(door: Door, owner: str) -> Place | None:
+    """Taken; None: there is none."""
+    place = door.share(owner)
+    assert place is not None
+    return place if place.take() else None
 
 
 def test_there_are_as_many_places_as_said_and_one_given_back_can_be_taken_again() -> None:
     door = Door(Limits(waiting_max=2))
-    first, second = door.place(), door.place()
-    assert first is not None
-    assert second is not None
-    assert door.place() is None
-    first()
-    assert door.place() is not None
-    assert door.place() is None
+    first, second, third = door.queue(), door.queue(), door.queue()
+    assert first.take()
+    assert second.take()
+    assert not third.take()
+    first.back()
+    first.back()
+    assert third.take()
+    assert not first.take()
+
+
+def test_a_place_goes_back_with_its_last_reference_and_only_once() -> None:
+    home = deque(range(2))
+    kept, lost = Place(home), Place(home)
+    assert kept.take()
+    assert lost.take()
+    del lost
+    assert len(home) == 1
+    kept.back()
+    del kept
+    assert len(home) == 2
+    Place(home)  # never taken
+    assert len(home) == 2
 
 
 def test_one_owner_s_shares_are_nobody_else_s() -> None:
     door = Door(Limits(owner_max=1))
-    mine = door.share("me")
+    mine = share(door, "me")
     assert mine is not None
-    assert door.share("me") is None
-    assert door.share("you") is not None
-    mine()
-    assert door.share("me") is not None
+    assert share(door, "me") is None
+    assert share(door, "you") is not None
+    mine.back()
+    assert share(door, "me") is not None
 
 
-def test_without_a_limit_every_owner_has_a_share() -> None:
-    door = Door(Limits())
-    assert all(door.share("me") is not None for _ in range(2000))
+def test_without_a_limit_no_owner_needs_a_share() -> None:
+    assert Door(Limits()).share("me") is None
 
 
 def test_owners_that_hold_nothing_are_forgotten_and_those_that_do_are_not() -> None:
     door = Door(Limits(owner_max=1, owners_tracked=10))
-    held = door.share("holds on")
-    for n in range(1000):
-        give_back = door.share(f"owner {n}")
-        assert give_back is not None
-        give_back()
-    assert len(door._owners) <= 12
+    held = share(door, "holds on")
     assert held is not None
-    assert door.share("holds on") is None
+    for n in range(1000):
+        place = share(door, f"owner {n}")
+        assert place is not None
+        place.back()
+    assert len(door._owners) <= 12
+    assert share(door, "holds on") is None
 
 
 def test_threads_that_fight_for_places_never_have_more_than_there_are() -> None:
@@ -53,8 +74,8 @@ def test_threads_that_fight_for_places_never_have_more_than_there_are() -> None:
 
     def fight() -> None:
         for _ in range(2000):
-            give_back = take(places)
-            if give_back is None:
+            place = Place(places)
+            if not place.take():
                 continue
             with counting:
                 inside[0] += 1
@@ -62,7 +83,7 @@ def test_threads_that_fight_for_places_never_have_more_than_there_are() -> None:
                 most[0] = max(most[0], inside[0])
             with counting:
                 inside[0] -= 1
-            give_back()
+            place.back()
 
     threads = [threading.Thread(target=fight) for _ in range(4)]
     for thread in threads:

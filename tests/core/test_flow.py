@@ -1,6 +1,7 @@
 """One generation between the driver and its readers: nothing is lost, nothing is held against who is there."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from boundedgen._core._events import Emit, Prove, SequenceResult, Settle
 from boundedgen._core._sequences import Submission
+from boundedgen._door import Place
 from boundedgen._flow import Flow
 from boundedgen._text import TextStream
 from boundedgen.testing._sim_host import SimTokenizer
@@ -93,16 +95,17 @@ def test_several_sequences_come_with_the_end_best_first() -> None:
 
 
 def test_what_the_door_lent_is_given_back_once_and_the_place_already_at_admission() -> None:
-    scene, given_back = Scene(), []
-    scene.flow.lent_waiting = lambda: given_back.append("place")
-    scene.flow.lent = [lambda: given_back.append("share")]
+    scene, queue, owner = Scene(), deque([0]), deque([0])
+    scene.flow.place, scene.flow.shares = Place(queue), (Place(owner),)
+    assert scene.flow.place.take()
+    assert scene.flow.shares[0].take()
     scene.flow.admit(11.0)
     scene.flow.admit(12.0)
-    assert given_back == ["place"]
+    assert (len(queue), len(owner)) == (1, 0)
     assert scene.flow.admitted_at == 11.0
     scene.settle()
     scene.flow.give_back()
-    assert given_back == ["place", "share"]
+    assert (len(queue), len(owner)) == (1, 1)
 
 
 # --- neglect ---------------------------------------------------------------------------------------------------------

@@ -3,18 +3,23 @@
 import sys
 import threading
 import time
+from collections import deque
 
 import pytest
 from core.hand_engine import HandEngine, lane, until
 
 from boundedgen import Lease, LeaseExpired
 from boundedgen._core._leases import Lease as Row
+from boundedgen._door import Place
 from boundedgen._lease import LeaseCell
 
 
-def cell() -> tuple[LeaseCell, list[int]]:
-    given_back: list[int] = []
-    return LeaseCell(Row("id", "owner", 1.0), False, lambda: given_back.append(1)), given_back
+def cell() -> tuple[LeaseCell, deque[int]]:
+    """And where its place came from."""
+    home = deque([0])
+    place = Place(home)
+    assert place.take()
+    return LeaseCell(Row("id", "owner", 1.0), False, place), home
 
 
 def test_who_is_first_wins_and_the_other_hears_of_it() -> None:
@@ -39,7 +44,7 @@ def test_a_lease_that_has_ended_is_never_claimed_again() -> None:
 
 def test_its_place_is_given_back_once_however_many_end_it() -> None:
     for _ in range(200):
-        one, given_back = cell()
+        one, home = cell()
         go = threading.Barrier(3)
 
         def end(one: LeaseCell = one, go: threading.Barrier = go) -> None:
@@ -51,7 +56,7 @@ def test_its_place_is_given_back_once_however_many_end_it() -> None:
             thread.start()
         for thread in threads:
             thread.join(10)
-        assert given_back == [1]
+        assert len(home) == 1
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """Leases and shares as users hold them: renewed by whom, limited to what. The engine is under the test's hand."""
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import tenacity
 from core.hand_engine import A, HandEngine, lane, until
 from counts import happened
 
@@ -202,3 +205,50 @@ def test_leases_are_limited_and_their_places_come_back() -> None:
         assert not second.live
         assert not third.live
         assert len([pipeline.lease("d", ttl=60) for _ in range(2)]) == 2
+
+
+def test_a_lease_is_live_the_moment_that_its_renewal_returned() -> None:
+    """Whether or not the driver has heard of it."""
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=10)
+        until(lambda: pipeline.stats().leases == 1)
+        for _ in range(50):
+            with driver_held_up(pipeline):
+                engine.clock.skip(9)
+                lease.renew()
+                engine.clock.skip(5)
+                assert lease.remaining_s == pytest.approx(5, abs=0.5)
+                assert pipeline.find_lease(lease.id) is lease
+                assert pipeline.submit("x", max_new_tokens=8, lease=lease).phase in ("waiting", "running")
+                lease.renew()
+
+
+@contextlib.contextmanager
+def driver_held_up(pipeline: b.BoundedPipeline) -> Iterator[None]:
+    """It stands in the middle of a wake."""
+    inside, on = threading.Event(), threading.Event()
+
+    def stand(_now: float) -> None:
+        inside.set()
+        assert on.wait(20)
+
+    governor: Any = pipeline._driver.governor
+    governor.stand = stand
+    pipeline._driver.post("stand")
+    assert inside.wait(20)
+    try:
+        yield
+    finally:
+        on.set()
+
+
+def test_a_pipeline_that_is_closed_or_failed_holds_no_lease() -> None:
+    for end in (lambda pipeline, _: pipeline.close(), lambda _, engine: engine.die()):
+        with lane(restart=b.RestartPolicy(stop=tenacity.stop_after_attempt(1))) as (pipeline, engine):
+            lease = pipeline.lease("me", ttl=60)
+            end(pipeline, engine)
+            until(lambda: not pipeline.health().live)
+            assert (pipeline.stats().leases, lease.live, pipeline.find_lease(lease.id)) == (0, False, None)
+            assert pipeline.stats().leases_total["revoked"] == 1
+            with pytest.raises(b.LeaseExpired):
+                lease.renew()

@@ -123,11 +123,12 @@ def test_a_collected_pipeline_with_generations_inside_answers_them_and_its_engin
 FORKER = textwrap.dedent(
     """
     import os, sys, time
-    from boundedgen import PipelineClosed
+    from boundedgen import Bounds, PipelineClosed
     from process.lanes import plain_lane
     lane = plain_lane()
     lane.wait_ready()
     running = lane.submit([5], max_new_tokens=1500, ignore_eos=True)
+    lease = lane.lease("me", ttl=600)
     if (child := os.fork()) == 0:
         told = []
         for act in (
@@ -137,7 +138,12 @@ FORKER = textwrap.dedent(
             lambda: lane.probe(1.0).verdict.name,
             lambda: running.result(1.0),
             lambda: next(iter(running)),
+            lambda: lane.wait_ready(1.0),
+            lambda: lease.renew(),
             lambda: running.cancel(),
+            lambda: running.tighten(Bounds(total=1)),
+            lambda: lease.revoke(),
+            lambda: lane.close(),
         ):
             try:
                 told.append(repr(act()))
@@ -145,18 +151,14 @@ FORKER = textwrap.dedent(
                 told.append("closed" if "fork" in str(error) else str(error))
             except BaseException as error:
                 told.append(repr(error))
-        lane.stats(), lane.health()
-        began = time.monotonic()
-        try:
-            lane.close()
-        except PipelineClosed:
-            pass
-        told.append(f"back {time.monotonic() - began < 1.0}")
+        lane.stats()
+        health = lane.health()
+        told.append(f"{health.state} {health.ready} {health.live} {'fork' in health.reason}")
         os.write(1, (" ".join(told) + "\\n").encode())
         os._exit(0)
     os.waitpid(child, 0)
     print(running.result(30).finish_reason, lane.generate([5], max_new_tokens=3, timeout=20).completion_tokens)
-    print(lane.stats().restarts_total, flush=True)
+    print(lane.stats().restarts_total, lease.live, flush=True)
     lane.close()
     """
 )
@@ -164,9 +166,14 @@ FORKER = textwrap.dedent(
 
 def test_field_report_52_a_fork_of_the_users_process_gets_typed_errors_and_leaves_its_parent_unharmed() -> None:
     with script(FORKER) as process:
-        assert said(process) == "closed closed closed 'FAILED' closed closed closed back True"
+        asking, ending, health = (
+            "closed closed closed 'FAILED'" + 4 * " closed",
+            "False None None None",
+            "closed False False",
+        )
+        assert said(process) == f"{asking} {ending} {health} True"
         assert said(process) == "length 3"
-        assert said(process) == "0"
+        assert said(process) == "0 True"
 
 
 def test_the_parent_of_a_stopped_process_group_keeps_its_deadlines_and_its_engine() -> None:

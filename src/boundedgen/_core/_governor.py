@@ -89,7 +89,7 @@ class Governor(Reporting):
     def grant(self, row: Lease, now: float) -> None:
         """`row` is live from now for its ttl."""
         self.tally.leases["granted"] += 1
-        if row.ended:  # revoked before it got here
+        if row.ended or self.life.over:  # revoked before it got here, or nothing to hold it for
             self.tally.leases["revoked"] += 1
             self._effects.append(ev.EndLease(row.id, "revoked"))
         else:
@@ -175,6 +175,7 @@ class Governor(Reporting):
         self._judge(now)
         self._live_on(now)
         self._part(now)
+        self._end_leases_if_over(now)
         self._admit_what_fits(now)
 
     def leases_due(self, now: float) -> list[str]:

@@ -59,6 +59,12 @@ class Leases:
             self._agenda.set(lease, None)
         return row
 
+    def end_all(self) -> list[Lease]:
+        rows = list(self._live.values())
+        for row in rows:
+            self.end(row.id)
+        return rows
+
     def earliest(self) -> float | None:
         return self._agenda.earliest()
 

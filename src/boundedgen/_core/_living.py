@@ -170,6 +170,12 @@ class Living(Occupying):
             move(life, EnginePhase.CLOSED)
         self._became()
 
+    def _end_leases_if_over(self, now: float) -> None:
+        """Nothing can be submitted any more: there is nothing left to hold a lease for."""
+        if self.life.over:
+            for row in self.leases.end_all():
+                self._end_lease(row, "revoked", now)
+
 
 def _how(report: ev.Exited) -> str:
     how = f"signal {-report.status}" if report.status < 0 else f"exit status {report.status}"
