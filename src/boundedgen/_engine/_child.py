@@ -23,6 +23,7 @@ from attrs import define
 from boundedgen._core._events import BootFailed, Finish, Ready, Refusal, Release, StepRaised
 from boundedgen._engine._frames import WireError
 from boundedgen._engine._line import Line
+from boundedgen._engine._load import Work, schedule
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
 from boundedgen._engine._stamps import StampWriter
 from boundedgen._engine._tidings import Tidings
@@ -42,22 +43,10 @@ class Held:
     stay: int
     inside: EngineStay
     deadline: float
-    prompt: int  #: tokens
-    sequences: int
-    computed: int = 0  #: prompt tokens scheduled so far, at most
-    produced: int = 0  #: steps of decoding so far
+    work: Work
     ended: bool = False
     stopped_at: float | None = None
     steps_since: int = 0  #: begun after the stop was taken
-
-    def schedule(self, room: int) -> tuple[int, int]:
-        """Tokens that the next step schedules of it at most, and those times their context."""
-        if self.computed < self.prompt:
-            tokens = min(self.prompt - self.computed, room)
-            self.computed += tokens
-            return tokens, tokens * self.computed
-        self.produced += 1
-        return self.sequences, self.sequences * (self.prompt + self.produced)
 
 
 # --- the loop ----------------------------------------------------------------------------------------------------
@@ -159,8 +148,7 @@ class Loop:
         except Exception as error:
             self._refuse(request.stay, f"{type(error).__name__}: {error}")
             return
-        sequences = max(_count(request, "num_beams"), _count(request, "num_return_sequences"))
-        self._held[request.stay] = Held(request.stay, inside, request.deadline, len(request.prompt), sequences)
+        self._held[request.stay] = Held(request.stay, inside, request.deadline, Work.of(request))
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
 
@@ -173,7 +161,7 @@ class Loop:
     def _step(self) -> None:
         self._restless = bool(self._held)
         began = time.monotonic()
-        self._stamps.begin(began, *self._load())
+        self._stamps.begin(began, *schedule((held.work for held in self._held.values()), self._engine.step_tokens))
         try:
             self._metrics = self._engine.step()
         except Exception as error:
@@ -187,16 +175,6 @@ class Loop:
             self._look_at(held)
         if not self._held or not self._steps % HELD_EVERY:
             self._tidings.table_due = True
-
-    def _load(self) -> tuple[int, int]:
-        """Tokens that the coming step schedules at most, and the sum of them times their context."""
-        scheduled = attention = 0
-        room = self._engine.step_tokens
-        for held in self._held.values():
-            tokens, area = held.schedule(max(0, room - scheduled))
-            scheduled += tokens
-            attention += area
-        return scheduled, attention
 
     def _look_at(self, held: Held) -> None:
         if held.stopped_at is not None:
@@ -244,11 +222,6 @@ class Loop:
             self._tidings.held = tuple(self._held)
         self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics))
         self._tidings = Tidings()
-
-
-def _count(request: Request, name: str) -> int:
-    value = request.config.get(name)
-    return value if isinstance(value, int) else 1
 
 
 # --- birth -------------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """A simulated engine: one incarnation, seen through its reports and its pulse, without a process and without real time.
 
-The loop is that of the engine's child: drain commands, stop what is past its deadline, step, report. Time is passed in.
+The loop is that of the engine's child, and tests/conformance holds it to it report by report: take commands, stop what
+was asked for or is past its deadline, admit, step, report. Time is passed in.
 """
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 from attrs import evolve
 
@@ -21,20 +22,20 @@ from boundedgen._core._events import (
     Refusal,
     Release,
     Report,
-    SequenceResult,
     StepRaised,
     WireBroken,
 )
+from boundedgen._engine._child import HELD_EVERY
+from boundedgen._engine._load import Work, schedule
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim_model import SimModel
-from boundedgen.testing._sim_scheduler import Scheduler, StepOutcome, WorkingStay
+from boundedgen.testing._sim_scheduler import Scheduler, StepOutcome
 from boundedgen.testing._sim_table import News, Row, Step
 
 __all__ = ["SimEngine", "SimModel"]
 
 K = FaultKind
-_RECONCILE = 64  # steps between two reports of the table
 
 
 @final
@@ -58,6 +59,8 @@ class SimEngine:
         self._rows: dict[int, Row] = {}
         self._ghosts: set[int] = set()
         self._commands: list[tuple[float, int, Request | int]] = []
+        self._halts: list[int] = []
+        self._arrivals: dict[int, Request] = {}
         self._sent = 0
         self._reports: list[tuple[float, int, Report]] = []
         self._said = 0
@@ -67,7 +70,8 @@ class SimEngine:
         self._ready_at = at + self.model.boot_s
         self._booting = True
         self._dumb = False  # alive, but does nothing any more
-        self._dirty = False  # blocks of the last step are not given back on the meter yet
+        self._restless = False  # it has not made a step with nothing inside since it held something
+        self._usage = 0.0  # of the last step
         self._free_at = at
         if any(f.kind is K.BOOT_DIES for f in self.faults):
             self._ready_at = at + self.model.boot_s / 2
@@ -96,7 +100,7 @@ class SimEngine:
             return self._ready_at
         if self._step is not None:
             return self._step.ends if self._step.ends < math.inf else None
-        if self._rows or self._dirty:
+        if self._rows or self._restless:
             return self._free_at
         if self._commands and not self._lasting(K.DEAF):
             return max(self._free_at, self._commands[0][0])
@@ -133,7 +137,7 @@ class SimEngine:
 
     def held(self) -> tuple[int, ...]:
         """The child's own table of stays."""
-        return tuple(sorted(self._rows.keys() | self._ghosts))
+        return (*self._rows, *sorted(self._ghosts))
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -188,71 +192,90 @@ class SimEngine:
 
     def _between_steps(self, at: float) -> None:
         self._drain(at)
-        self._stop_expired(at)
-        if self._rows or self._dirty:
+        self._stop_due(at)
+        self._admit(at)
+        if self._rows or self._restless:
             self._begin_step(at)
         elif self._news:
-            self._report(at, at, StepOutcome(), idle=True)
+            self._report(at, None)
 
     def _drain(self, at: float) -> None:
         while self._commands and self._commands[0][0] <= at and not self._lasting(K.DEAF):
             what = heapq.heappop(self._commands)[2]
             if self._take(K.LOST_COMMAND) is not None:
                 continue
-            if isinstance(what, Request):
-                self._take_admission(what)
+            if not isinstance(what, Request):
+                self._halts.append(what)
+            elif what.stay in self._rows or what.stay in self._arrivals:
+                self._refuse(what, "this stay is in the engine already")
             else:
-                self._take_stop(what, at)
+                self._arrivals[what.stay] = what
 
-    def _take_admission(self, request: Request) -> None:
-        if (fault := self._take(K.REFUSE, frozenset((request.stay,)))) is not None:
-            self._news.refused.append(Refusal(request.stay, code="invalid", text=fault.text))
+    def _stop_due(self, at: float) -> None:
+        """What was asked for first, then what is past its deadline."""
+        for stay in self._halts:
+            self._halt(stay, at)
+        self._halts.clear()
+        if self._lasting(K.DEAF):
             return
-        work = self._working(request)
-        self.scheduler.add(work)
-        self._rows[request.stay] = Row(request, self._pulse.steps_begun, work.sequences)
-        self._news.taken.append(request.stay)
+        for row in self._rows.values():
+            if row.request.deadline <= at:
+                self._stop(row, at)
 
-    def _working(self, request: Request) -> WorkingStay:
-        config: Mapping[str, Any] = request.config
-        return WorkingStay(
-            request.stay,
-            tuple(request.prompt),
-            max_new_tokens=config["max_new_tokens"],
-            sequences=max(config.get("num_return_sequences", 1), config.get("num_beams", 1)),
-            natural_length=None if config.get("ignore_eos") else self.model.natural_length(request.prompt),
-            eos_token_id=self.model.eos_token_id,
-            vocab_size=self.model.vocab_size,
-        )
-
-    def _take_stop(self, stay: int, at: float) -> None:
-        row = self._rows.get(stay)
+    def _halt(self, stay: int, at: float) -> None:
         if stay in self._ghosts:
             self._ghosts.discard(stay)
             self._news.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
-        elif row is not None and row.stop_taken_at is None:
-            self._mark_stopping(stay, row, at)
+        elif (row := self._rows.get(stay)) is not None:
+            self._stop(row, at)
+        elif self._arrivals.pop(stay, None):
+            self._never_entered(stay)
 
-    def _mark_stopping(self, stay: int, row: Row, at: float) -> None:
+    def _stop(self, row: Row, at: float) -> None:
+        if row.ended or row.stop_taken_at is not None:
+            return
+        stay = row.request.stay
         row.stop_taken_at, row.steps_at_stop = at, self._pulse.steps_begun
         self._news.stopping.append(stay)
-        if row.over:
-            return
         if self._take(K.LOST_STOP, frozenset((stay,))) is not None:
             self.scheduler.lose_stops(stay)
         if (fault := self._take(K.LATE_FREE, frozenset((stay,)))) is not None:
             row.release_not_before = self._pulse.steps_begun + 1 + fault.steps
         self.scheduler.stop(stay)
 
-    def _stop_expired(self, at: float) -> None:
-        if self._lasting(K.DEAF):
-            return
-        for stay, row in self._rows.items():
-            if row.stop_taken_at is None and row.request.deadline <= at:
-                self._mark_stopping(stay, row, at)
+    def _never_entered(self, stay: int) -> None:
+        """Stopped before the engine saw it."""
+        self._news.taken.append(stay)
+        self._news.stopping.append(stay)
+        self._news.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
+
+    def _admit(self, at: float) -> None:
+        for request in self._arrivals.values():
+            if request.deadline <= at:
+                self._never_entered(request.stay)
+            elif (fault := self._take(K.REFUSE, frozenset((request.stay,)))) is not None:
+                self._refuse(request, fault.text)
+            elif not request.prompt or request.config["max_new_tokens"] < 1:
+                self._refuse(request, "the prompt or max_new_tokens is empty")
+            else:
+                self._enter(request)
+        self._arrivals.clear()
+
+    def _refuse(self, request: Request, text: str) -> None:
+        self._news.refused.append(Refusal(request.stay, code="invalid", text=text))
+
+    def _enter(self, request: Request) -> None:
+        work = Work.of(request)
+        self.scheduler.add(self.model.working(request, work.sequences))
+        self._rows[request.stay] = Row(request, work)
+        self._news.taken.append(request.stay)
+        self._restless = True
 
     def _begin_step(self, at: float) -> None:
-        self._pulse = evolve(self._pulse, steps_begun=self._pulse.steps_begun + 1, begun_at=at)
+        scheduled, attention = schedule((row.work for row in self._rows.values()), self.model.max_num_batched_tokens)
+        begun = self._pulse.steps_begun + 1
+        self._pulse = evolve(self._pulse, steps_begun=begun, begun_at=at, scheduled=scheduled, attention=attention)
+        self._restless = bool(self._rows)
         self._forget_one()
         fate = self._fate()
         outcome = StepOutcome(usage=self.scheduler.usage())
@@ -261,7 +284,6 @@ class SimEngine:
         slow = self._take(K.SLOW)
         took = self.model.step_s + self.model.token_s * outcome.scheduled_tokens + (slow.seconds if slow else 0.0)
         self._step = Step(at, math.inf if fate is not None and fate.kind is K.WEDGE else at + took, outcome, fate)
-        self._pulse = evolve(self._pulse, scheduled=outcome.scheduled_tokens, attention=outcome.attention)
 
     def _fate(self) -> Fault | None:
         inside = frozenset(self._rows)
@@ -279,16 +301,14 @@ class SimEngine:
         if step.fate is not None and step.fate.kind is K.CRASH:
             self._die(at, -step.fate.signal)
             return
-        begun = self._pulse
-        self._pulse = evolve(
-            begun, steps_ended=begun.steps_begun, ended_at=at, inside_s=begun.inside_s + at - step.began
-        )
+        begun, inside_s = self._pulse.steps_begun, self._pulse.inside_s + at - step.began
+        self._pulse = Pulse(begun, begun, self._pulse.begun_at, at, inside_s)
         if step.fate is not None:
             self._dumb = True
             self._say(at, StepRaised(self.incarnation, self._pulse.steps_ended, step.fate.text))
             return
         self._record(step.outcome, at)
-        self._report(step.began, at, step.outcome, idle=not self._rows)
+        self._report(at, step)
 
     def _record(self, outcome: StepOutcome, at: float) -> None:
         for stay, token in outcome.tokens:
@@ -301,7 +321,7 @@ class SimEngine:
         self._ignore_one()
         for stay in [i for i, row in self._rows.items() if row.over and not row.leaked]:
             self._release(stay, self._rows[stay], at)
-        self._dirty = bool(outcome.removed)
+        self._usage = outcome.usage
 
     def _record_token(self, stay: int, token: int) -> None:
         row = self._rows[stay]
@@ -309,26 +329,21 @@ class SimEngine:
             row.late_tokens += 1
             return
         row.tokens.append(token)
-        if row.sequences == 1:
-            self._news.outputs.append(Output(stay, (token,), (-0.5,)))
+        if row.work.sequences == 1:
+            self._news.outputs.append(Output(stay, (token,), row.logprobs(1)))
 
     def _record_finish(self, stay: int, why: str) -> None:
         row = self._rows[stay]
         if row.stop_taken_at is None:
-            self._news.finished.append(Finish(stay, why, self._results(row)))
-
-    def _results(self, row: Row) -> tuple[SequenceResult, ...]:
-        if row.sequences == 1:
-            return ()
-        texts = (tuple((t + n) % self.model.vocab_size for t in row.tokens) for n in range(row.sequences))
-        return tuple(SequenceResult(text, (-0.5,) * len(text), -float(n)) for n, text in enumerate(texts))
+            row.ended = True
+            self._news.finished.append(Finish(stay, why, row.results(self.model.vocab_size)))
 
     def _ignore_one(self) -> None:
         for stay, row in reversed(self._rows.items()):
             if not row.over and row.stop_taken_at is None and self._take(K.IGNORE, frozenset((stay,))) is not None:
                 self.scheduler.forget(stay)
                 row.over = True
-                self._news.finished.append(Finish(stay, "ignored", self._results(row)))
+                self._record_finish(stay, "ignored")
 
     def _release(self, stay: int, row: Row, at: float) -> None:
         if self._pulse.steps_ended < row.release_not_before:
@@ -341,19 +356,21 @@ class SimEngine:
         took = 0.0 if stopped is None else at - stopped
         self._news.released.append(Release(stay, steps=steps, seconds=took, late_tokens=row.late_tokens))
 
-    def _report(self, began: float, ended: float, outcome: StepOutcome, *, idle: bool) -> None:
+    def _report(self, at: float, step: Step | None) -> None:
+        """What is new; `step`: the one that has just ended, if one has."""
         news, self._news = self._news, News()
         steps = self._pulse.steps_ended
+        due = step is not None and (not self._rows or steps % HELD_EVERY == 0)
         self._say(
-            ended,
+            at,
             Progress(
                 self.incarnation,
                 steps=steps,
-                began=began,
-                ended=ended,
-                scheduled=len(outcome.scheduled),
-                usage=outcome.usage,
-                held=self.held() if idle or steps % _RECONCILE == 0 else None,
+                began=step.began if step else 0.0,
+                ended=self._pulse.ended_at,
+                scheduled=len(step.outcome.scheduled) if step else 0,
+                usage=self._usage,
+                held=self.held() if due else None,
                 taken=tuple(news.taken),
                 stopping=tuple(news.stopping),
                 refused=tuple(news.refused),
@@ -363,4 +380,4 @@ class SimEngine:
             ),
         )
         if self._take(K.GARBAGE) is not None:
-            self._say(ended, WireBroken(self.incarnation, "simulated fault"))
+            self._say(at, WireBroken(self.incarnation, "simulated fault"))

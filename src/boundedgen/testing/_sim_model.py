@@ -1,11 +1,13 @@
 """What a simulated engine serves, and how fast."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 from attrs import field, frozen
 
 from boundedgen._core._events import EngineFacts, PoolFacts
+from boundedgen.abc import Request
+from boundedgen.testing._sim_scheduler import WorkingStay
 
 __all__ = ["SimModel"]
 
@@ -31,6 +33,19 @@ class SimModel:
     token_s: float = 0.001  #: added for each scheduled token
     pipe_s: float = 0.0  #: from something being said to its arrival
     exit_s: float = 0.07  #: from a kill, or a death, to `Exited`
+
+    def working(self, request: Request, sequences: int) -> WorkingStay:
+        """A request as it goes into the scheduler."""
+        config: Mapping[str, Any] = request.config
+        return WorkingStay(
+            request.stay,
+            tuple(request.prompt),
+            max_new_tokens=config["max_new_tokens"],
+            sequences=sequences,
+            natural_length=None if config.get("ignore_eos") else self.natural_length(request.prompt),
+            eos_token_id=self.eos_token_id,
+            vocab_size=self.vocab_size,
+        )
 
     def facts(self) -> EngineFacts:
         return EngineFacts(

@@ -1,13 +1,13 @@
 """The engine's scheduler, simulated: blocks, chunked prefill, decode, preemption, IGNORED.
 
-The rules are those measured of openvino-genai 2026.4.1 (engine-facts): a stopped sequence keeps its blocks until the
-end of the next step; blocks are taken as tokens are computed; a step that can schedule nothing ignores everybody;
-one sequence finishes if `prompt + new - 1` tokens fit.
+The rules are those of openvino-genai 2026.4.1, and tests/conformance holds them to it step by step: a stopped sequence
+keeps its blocks until the end of the next step; blocks are taken as tokens are computed; a decoding sequence that lacks
+blocks takes them from the latest one behind it; a step that can schedule nothing ignores everybody; one sequence
+finishes if `prompt + new - 1` tokens fit.
 """
 
 import zlib
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import final
 
@@ -31,16 +31,14 @@ def next_token(tokens: Sequence[int], vocab_size: int) -> int:
 
 
 def blocks_for(pool: PoolFacts, tokens: int, prompt: int, sequences: int) -> int:
-    """Blocks of `pool` that `sequences` of `tokens` computed tokens hold; KV blocks full of prompt are shared."""
-    if tokens == 0:
-        return 0
+    """Blocks of `pool` that a request of `tokens` computed tokens holds. Its sequences share what is full of prompt."""
+    if tokens <= prompt:
+        sequences = 1  # they part with the first token that is not the prompt's
     size = pool.tokens_per_block
     if size is None:
-        return sequences
+        return sequences * (tokens > 0)
     each = -(-tokens // size)
-    if pool.name != "kv":
-        return sequences * each
-    shared = prompt // size if tokens > prompt else each
+    shared = prompt // size if tokens > prompt else 0
     return shared + sequences * (each - shared)
 
 
@@ -57,6 +55,7 @@ class WorkingStay:
     eos_token_id: int = 2
     vocab_size: int = 256
     computed: int = 0  #: tokens whose keys are in the cache
+    peak: int = 0  #: the most that `computed` ever was: tokens up to there are computed anew after preemption
     generated: list[int] = field(factory=list)
     stopped: bool = False
     stop_lost: bool = False
@@ -66,12 +65,19 @@ class WorkingStay:
         self._text = _digest(self.prompt)
 
     @property
-    def context(self) -> int:
-        return len(self.prompt) + len(self.generated)
+    def decoding(self) -> bool:
+        return self.peak >= len(self.prompt)
 
     @property
-    def decoding(self) -> bool:
-        return self.computed >= len(self.prompt) and self.context - self.computed == 1
+    def left(self) -> int:
+        """Tokens of it that could be computed now."""
+        return max(max(len(self.prompt), self.peak) - self.computed, 1)
+
+    def reach(self) -> bool:
+        """What was scheduled is computed. True if a new token comes of it: not of what was computed once before."""
+        fresh = self.computed > self.peak
+        self.peak = max(self.peak, self.computed)
+        return fresh and self.decoding
 
     def generate(self) -> int:
         """Append the next token and return it."""
@@ -95,7 +101,6 @@ class StepOutcome:
 
     scheduled: tuple[int, ...] = ()  #: stays
     scheduled_tokens: int = 0
-    attention: int = 0  #: sum of scheduled tokens times context
     usage: float = 0.0  #: of the fullest pool, 0..1, before anything is freed
     tokens: tuple[tuple[int, int], ...] = ()  #: (stay, token)
     finished: tuple[tuple[int, str], ...] = ()  #: (stay, "stop" | "length" | "ignored")
@@ -111,6 +116,8 @@ class Scheduler:
         self._pools = tuple(pools)
         self._batch = max_num_batched_tokens
         self._stays: dict[int, WorkingStay] = {}
+        self._room = 0  # tokens that the step can still take
+        self._scheduled: list[int] = []  # stays
         self._preempted: list[int] = []
 
     def __contains__(self, stay: int) -> bool:
@@ -142,87 +149,106 @@ class Scheduler:
 
     def used(self, pool: PoolFacts) -> int:
         """Blocks of `pool` in use."""
-        return sum(self._held(pool, s, s.computed) for s in self._stays.values())
+        return sum(self._held(pool, s) for s in self._stays.values())
 
     def blocks(self, stay: int) -> dict[str, int]:
         """Blocks that a stay holds, by pool name."""
         s = self._stays[stay]
-        return {pool.name: self._held(pool, s, s.computed) for pool in self._pools}
+        return {pool.name: self._held(pool, s) for pool in self._pools}
 
     def usage(self) -> float:
         return max((self.used(pool) / pool.blocks for pool in self._pools if pool.blocks), default=0.0)
 
     def step(self) -> StepOutcome:
         """One step: schedule, compute, free."""
-        self._preempted = []
-        chunks = self._schedule()
+        self._room, self._scheduled, self._preempted = self._batch, [], []
+        self._decode()
+        self._prefill()
         usage = self.usage()
-        if not chunks:
+        if not self._scheduled:
             return self._ignore_all(usage)
-        tokens = self._compute(chunks)
-        finished = tuple((i, why) for i in chunks if (why := self._stays[i].ending()) is not None)
-        removed = self._free([i for i, _ in finished])
+        tokens = self._compute()
+        finished = tuple((i, why) for i in self._scheduled if (why := self._stays[i].ending()) is not None)
         return StepOutcome(
-            scheduled=tuple(chunks),
-            scheduled_tokens=sum(chunk for chunk, _ in chunks.values()),
-            attention=sum(chunk * context for chunk, context in chunks.values()),
+            scheduled=tuple(self._scheduled),
+            scheduled_tokens=self._batch - self._room,
             usage=usage,
             tokens=tokens,
             finished=finished,
-            removed=removed,
+            removed=self._free([i for i, _ in finished]),
             preempted=tuple(self._preempted),
         )
 
-    def _schedule(self) -> dict[int, tuple[int, int]]:
-        """Decode first, then prompts, in order of arrival: stay -> (scheduled tokens, context after them)."""
-        chunks: dict[int, tuple[int, int]] = {}
-        budget = self._batch
-        for decoding in (True, False):
-            for s in tuple(self._stays.values()):
-                if s.stopped or s.stay in chunks or s.decoding is not decoding or s.stay in self._preempted:
-                    continue
-                chunk = self._decode(s, budget, chunks) if decoding else self._prefill(s, budget)
-                if chunk:
-                    s.computed += chunk
-                    chunks[s.stay] = (chunk * s.sequences if decoding else chunk, s.computed)
-                    budget -= chunks[s.stay][0]
-        return chunks
+    def _decode(self) -> None:
+        """What decodes comes first, in order of arrival. What was preempted before is computed anew here."""
+        for s in self._candidates(decoding=True):
+            chunk = min(self._room // s.sequences, s.left)
+            if chunk and s.stay not in self._preempted and self._make_room(s, chunk):
+                self._take(s, chunk, chunk * s.sequences)
 
-    def _decode(self, s: WorkingStay, budget: int, chunks: dict[int, tuple[int, int]]) -> int:
-        if budget < s.sequences:
-            return 0
-        while not self._fits(s, s.computed + 1):
-            victim = self._victim(s, chunks)
-            if victim is None:
-                return 0
+    def _prefill(self) -> None:
+        """Then prompts, in order of arrival, each as much as the batch and the free blocks take."""
+        for s in self._candidates(decoding=False):
+            chunk = min(self._room, s.left, *(self._slots(pool, s) for pool in self._pools))
+            if chunk and s.stay not in self._preempted:
+                self._take(s, chunk, chunk)
+
+    def _candidates(self, *, decoding: bool) -> list[WorkingStay]:
+        return [s for s in self._stays.values() if not s.stopped and s.decoding is decoding]
+
+    def _take(self, s: WorkingStay, chunk: int, tokens: int) -> None:
+        s.computed += chunk
+        self._room -= tokens
+        self._scheduled.append(s.stay)
+
+    # blocks
+
+    def _slots(self, pool: PoolFacts, s: WorkingStay) -> int:
+        """Tokens of a prompt for which there is room: in its last block, and in free ones."""
+        if pool.tokens_per_block is None:
+            return s.left if s.computed or self._free_blocks(pool) else 0
+        return -s.computed % pool.tokens_per_block + self._free_blocks(pool) * pool.tokens_per_block
+
+    def _make_room(self, s: WorkingStay, chunk: int) -> bool:
+        """Preemption: the latest stays behind this one give blocks, also those that are stopped already."""
+        order = list(self._stays.values())
+        while any(self._needs(pool, s, chunk) > self._free_blocks(pool) for pool in self._pools):
+            victim = next((other for other in reversed(order) if other.computed), s)
+            if order.index(victim) <= order.index(s) or not self._preempt(victim, s, chunk):
+                return False
+        return True
+
+    def _preempt(self, victim: WorkingStay, s: WorkingStay, chunk: int) -> bool:
+        """It gives the blocks that are needed off its end, if it has more than that; else all. True if that helped."""
+        free = min(map(self._free_blocks, self._pools))
+        needs = {pool: self._needs(pool, s, chunk) for pool in self._pools}
+        if all(self._spares(pool, victim, blocks) for pool, blocks in needs.items()):
+            size, blocks = max((pool.tokens_per_block or 0, blocks) for pool, blocks in needs.items())
+            victim.computed -= min(victim.computed, (victim.computed - 1) % size + 1 + (blocks - 1) * size)
+        else:
             victim.computed = 0
-            self._preempted.append(victim.stay)
-        return 1
+        self._preempted.append(victim.stay)
+        return min(map(self._free_blocks, self._pools)) > free
 
-    def _victim(self, s: WorkingStay, chunks: dict[int, tuple[int, int]]) -> WorkingStay | None:
-        """The latest stay that is not in this step yet. Preemption by recomputation: it loses all its blocks."""
-        for other in reversed(self._stays.values()):
-            if other is not s and other.computed and not other.stopped and other.stay not in chunks:
-                return other
-        return None
+    def _spares(self, pool: PoolFacts, victim: WorkingStay, blocks: int) -> bool:
+        """It can give so many and keep some. A sequence whose one block is its whole state cannot."""
+        return pool.tokens_per_block is not None and (not blocks or self._held(pool, victim) > blocks)
 
-    def _prefill(self, s: WorkingStay, budget: int) -> int:
-        """As much of the prompt as the batch and the free blocks take."""
-        chunks = range(1, min(s.context - s.computed, budget) + 1)
-        return bisect_left(chunks, True, key=lambda chunk: not self._fits(s, s.computed + chunk))
+    def _needs(self, pool: PoolFacts, s: WorkingStay, chunk: int) -> int:
+        after = blocks_for(pool, s.computed + chunk, len(s.prompt), s.sequences)
+        return after - self._held(pool, s)
 
-    def _fits(self, s: WorkingStay, computed: int) -> bool:
-        return all(
-            self._held(pool, s, computed) - self._held(pool, s, s.computed) <= pool.blocks - self.used(pool)
-            for pool in self._pools
-        )
+    def _held(self, pool: PoolFacts, s: WorkingStay) -> int:
+        return blocks_for(pool, s.computed, len(s.prompt), s.sequences)
 
-    def _held(self, pool: PoolFacts, s: WorkingStay, computed: int) -> int:
-        return blocks_for(pool, computed, len(s.prompt), s.sequences)
+    def _free_blocks(self, pool: PoolFacts) -> int:
+        return pool.blocks - self.used(pool)
 
-    def _compute(self, chunks: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """A token for each scheduled stay whose whole context is computed."""
-        ready = (s for s in map(self._stays.__getitem__, chunks) if s.computed == s.context)
+    # the end of a step
+
+    def _compute(self) -> tuple[tuple[int, int], ...]:
+        """A token for each scheduled stay that got beyond what it had computed before, in order of arrival."""
+        ready = [s for s in self._stays.values() if s.stay in self._scheduled and s.reach()]
         return tuple((s.stay, s.generate()) for s in ready)
 
     def _free(self, finished: list[int]) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ from typing import final
 
 from attrs import define, field
 
-from boundedgen._core._events import Finish, Output, Refusal, Release
+from boundedgen._core._events import Finish, Output, Refusal, Release, SequenceResult
+from boundedgen._engine._load import Work
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault
 from boundedgen.testing._sim_scheduler import StepOutcome
@@ -18,15 +19,27 @@ class Row:
     """The child's own table: what it knows of a stay."""
 
     request: Request
-    taken_in: int  #: steps begun when it was taken
-    sequences: int
+    work: Work
     tokens: list[int] = field(factory=list)
+    ended: bool = False  #: by itself, and said so
     stop_taken_at: float | None = None
     steps_at_stop: int = 0
     late_tokens: int = 0
     release_not_before: int = 0  #: step number, for LATE_FREE
     leaked: bool = False
     over: bool = False  #: gone from the scheduler, release not reported
+
+    def logprobs(self, tokens: int) -> tuple[float, ...]:
+        """Of so many tokens; none where none were asked for."""
+        return (-0.5,) * tokens if self.request.config.get("logprobs") else ()
+
+    def results(self, vocab_size: int) -> tuple[SequenceResult, ...]:
+        """Of a request of several sequences: those that were asked for, best first."""
+        if self.work.sequences == 1:
+            return ()
+        wanted = self.request.config.get("num_return_sequences", 1)
+        texts = [tuple((token + n) % vocab_size for token in self.tokens) for n in range(wanted)]
+        return tuple(SequenceResult(text, self.logprobs(len(text)), -float(n)) for n, text in enumerate(texts))
 
 
 @final

@@ -1,0 +1,54 @@
+"""How much work the coming step is, at most: what the stamps say of it while it runs, and budgets are measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+from attrs import define
+
+from boundedgen.abc import Request
+
+
+@final
+@define(eq=False)
+class Work:
+    """What is left to compute of one request, as far as a loop that only counts steps can know."""
+
+    prompt: int  #: tokens
+    sequences: int
+    computed: int = 0  #: prompt tokens scheduled so far, at most
+    produced: int = 0  #: steps of decoding so far
+
+    @classmethod
+    def of(cls, request: Request) -> Work:
+        sequences = max(_count(request, "num_beams"), _count(request, "num_return_sequences"))
+        return cls(len(request.prompt), sequences)
+
+    def schedule(self, room: int) -> tuple[int, int]:
+        """Tokens that the next step schedules of it at most, and those times their context."""
+        if self.computed < self.prompt:
+            tokens = min(self.prompt - self.computed, room)
+            self.computed += tokens
+            return tokens, tokens * self.computed
+        self.produced += 1
+        return self.sequences, self.sequences * (self.prompt + self.produced)
+
+
+def schedule(works: Iterable[Work], room: int) -> tuple[int, int]:
+    """Tokens that the next step schedules of all of them at most, and the sum of them times their context.
+
+    As the engine does: what decodes comes first, prompts share what is left. It is no bound for a prompt that waits for
+    blocks inside of the engine, which none does whose blocks were reserved.
+    """
+    scheduled = attention = 0
+    for work in sorted(works, key=lambda work: work.computed < work.prompt):
+        tokens, area = work.schedule(max(0, room - scheduled))
+        scheduled += tokens
+        attention += area
+    return scheduled, attention
+
+
+def _count(request: Request, name: str) -> int:
+    value = request.config.get(name)
+    return value if isinstance(value, int) else 1
