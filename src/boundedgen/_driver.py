@@ -49,7 +49,6 @@ class Driver:
         self._clock = runtime
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._aside = runtime.aside("boundedgen-aside")
-        self._takes_in: dict[str, Callable[..., Any]] = {"submit": self._take_flow, "grant": self._take_cell}
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
         self._policy_due: float | None = None
@@ -183,8 +182,10 @@ class Driver:
     def _take_commands(self, now: float) -> None:
         for _ in range(len(self._commands)):  # those that come meanwhile must not hold up deadlines
             command, args = self._commands.popleft()
-            if command in self._takes_in:
-                args = (self._takes_in[command](*args),)
+            if command == "submit":
+                args = (self._take_flow(*args),)
+            elif command == "grant":
+                args = (self._take_cell(*args),)
             getattr(self.governor, command)(*args, now)
 
     def _take_flow(self, flow: Flow) -> Submission:

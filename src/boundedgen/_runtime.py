@@ -129,6 +129,7 @@ class DriverThread:
             driver.fail(error)
         finally:
             driver.end()
+            del self._driver  # which knows this thread: neither is to wait for the collector of cycles
 
     def _sleep(self, until: float | None) -> bool:
         """True: it is known that the engine said nothing."""
