@@ -1,14 +1,18 @@
-"""Writes what is generated from the code in README.md and docs/: tables of limits, errors and times, diagrams.
+"""Writes what is generated from the code in README.md and docs/: tables of limits, errors and times, the API, diagrams.
 
     python docs/generate.py            # or: nox -s docs
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. tests/test_docs.py checks that all are up to date.
 """
 
+import ast
 import inspect
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 import boundedgen
@@ -99,13 +103,18 @@ def ordinary_step(values: Limits) -> float:
     return step_budget(values, pulse)
 
 
+def longest_step(values: Limits) -> float:
+    """Whatever it schedules, and be it one of the first."""
+    return values.step_max + values.first_step
+
+
 def times() -> str:
     """From a fault to the answer of those inside, and from there to the next token."""
     return "\n".join((answer_times(Limits()), next_token_times(Limits())))
 
 
 def answer_times(values: Limits) -> str:
-    step = ordinary_step(values)
+    step, longest = ordinary_step(values), longest_step(values)
     rows: list[tuple[str, str, str]] = [
         ("the engine's process dies, or `step()` raises, or it sends what cannot be read", "at once", "milliseconds"),
         (
@@ -114,20 +123,16 @@ def answer_times(values: Limits) -> str:
             seconds(step),
         ),
         ("a step hangs, whatever it schedules", "step_max", seconds(values.step_max)),
-        (
-            f"one of the first {FIRST_STEPS} steps of an incarnation hangs",
-            "step_max + first_step",
-            seconds(values.step_max + values.first_step),
-        ),
+        (f"one of the first {FIRST_STEPS} steps of an incarnation hangs", "step_max + first_step", seconds(longest)),
         ("it hangs between two steps while a command is on its way", "ack", seconds(values.ack)),
         ("it hangs between two steps with work inside", "progress", seconds(values.progress)),
         (
             "steps return, but nothing is scheduled and nothing released",
             "progress + the budget of one step",
-            f"{seconds(values.progress + step)}; at most {seconds(values.progress + values.step_max)}",
+            f"{seconds(values.progress + step)}; at most {seconds(values.progress + longest)}",
         ),
         (
-            "steps return, but a command is not taken",
+            "steps do their work, but a command is not taken",
             f"ack, and {ACK_STEPS} steps",
             f"{seconds(values.ack)}, and {ACK_STEPS} steps",
         ),
@@ -141,17 +146,22 @@ def answer_times(values: Limits) -> str:
 
 
 def next_token_times(values: Limits) -> str:
-    first = step_budget(values, Pulse(steps_begun=1, scheduled=SERVING, attention=SERVING * CONTEXT))
+    longest = seconds(longest_step(values))
     rows: list[tuple[str, str, str, str]] = [
         ("the killed process leaves", "reap", seconds(values.reap), "milliseconds"),
         ("the restart policy is asked", "(fixed)", seconds(POLICY_ANSWER), "milliseconds"),
         ("its wait after a first failure", "RestartPolicy.wait", seconds(FIRST_WAIT), "0.2 to 0.4 s"),
         ("the model is loaded", "boot", seconds(values.boot), "what the first start took"),
-        ("the first step returns", "step + … + first_step", seconds(first), "what the first answer took"),
+        ("the first step returns", "step_max + first_step", longest, "what the first answer took"),
     ]
-    whole = values.reap + POLICY_ANSWER + FIRST_WAIT + values.boot + first
-    rows.append(("**all of it**", "", f"**{seconds(whole)}**", "**0.5 s + load + first step**"))
+    whole = f"**{seconds(until_the_next_token(values))}**"
+    rows.append(("**all of it**", "", whole, "**0.5 s + load + first step**"))
     return table(["Then, until the next token", "At most", "With the defaults", "Usually"], iter(rows))
+
+
+def until_the_next_token(values: Limits) -> float:
+    """After those that were inside are answered."""
+    return values.reap + POLICY_ANSWER + FIRST_WAIT + values.boot + longest_step(values)
 
 
 def seconds(value: float) -> str:
@@ -161,17 +171,158 @@ def seconds(value: float) -> str:
 def quote() -> str:
     """The number for whoever is on call."""
     values = Limits()
-    first = step_budget(values, Pulse(steps_begun=1, scheduled=SERVING, attention=SERVING * CONTEXT))
-    after = values.reap + POLICY_ANSWER + FIRST_WAIT + values.boot + first
-    step, worst = seconds(ordinary_step(values)), seconds(values.step_max + values.first_step)
-    load = seconds(values.boot)
-    lines = (
-        f"**With the default limits: a caller inside the engine is answered at its own deadline, or {step} after the",
-        f"engine hung in an ordinary step, whichever comes first; a hang of any kind is answered within {worst}.",
-        f"The next token comes at most {seconds(after)} after that answer, of which {load} are the limit",
-        "for loading the model: usually half a second, your model's load time and one step.**",
+    answer = values.progress + longest_step(values)
+    worst = (
+        "**An engine that dies, hangs or steps without effect: whoever is inside is answered within "
+        f"{seconds(answer)} of the fault, or at its own deadline if that is earlier, and the lane makes its next token "
+        f"within {seconds(answer + until_the_next_token(values))} of the fault.** That is, with the default limits, "
+        "progress + step_max + first_step for the answer, and for the token that + reap + "
+        f"{POLICY_ANSWER:g} s + RestartPolicy.wait + boot + step_max + first_step."
     )
-    return "".join(f"> {line}\n" for line in lines)
+    usual = (
+        f"Usually it is answered in milliseconds if it died, {seconds(ordinary_step(values))} after it hung in an "
+        "ordinary step; then half a second, your model's load time and one step. Most of the worst case is the limit "
+        "for loading and the allowance for first steps that compile kernels: set `boot`, `step_max` and `first_step` "
+        "to what your model takes."
+    )
+    return "\n>\n".join(textwrap.indent(textwrap.fill(text, 116), "> ") for text in (worst, usual)) + "\n"
+
+
+# --- the API ---------------------------------------------------------------------------------------------------------
+
+#: Every public name, by the part of docs/api.md that tells of it. The errors follow from their classes.
+API: Mapping[str, Sequence[str]] = {
+    "pipeline": ("BoundedPipeline",),
+    "handles": ("Generation", "Lease"),
+    "settings": ("Bounds", "Deadline", "Limits", "Admission", "RestartPolicy"),
+    "output": ("Chunk", "Completion", "Alternative", "Reclamation", "FinishReason"),
+    "looking": (
+        "SchedulerStats", "PoolStats", "ReclaimStats", "SequenceRow", "Health", "HealthState", "ProbeResult",
+        "ProbeVerdict",
+    ),
+    "errors": ("BoundedGenError", "Rejected", "GenerationError", *(kind.__name__ for kind in public_errors())),
+}  # fmt: skip
+
+
+def api(part: str) -> Callable[[], str]:
+    def tell() -> str:
+        return "\n".join(told(getattr(boundedgen, name)) for name in API[part])
+
+    return tell
+
+
+def told(kind: type) -> str:
+    """One public class: what it is, how it is made, what it has, what it does."""
+    parts = [f"### `{kind.__name__}`\n", f"{inspect.getdoc(kind)}\n", *made(kind), *answered(kind)]
+    head = ["Member", "Value", "What"] if issubclass(kind, Enum) else ["Field", "Type", "What"]
+    rows = ((head, list(fields_of(kind))), (["Property", "Type", "What"], list(properties_of(kind))))
+    parts += [table(names, iter(found)) for names, found in rows if found]
+    parts += [part for method in methods_of(kind) for part in method_of(kind, method)]
+    return "\n".join(parts)
+
+
+def made(kind: type) -> Iterator[str]:
+    """The constructor, of those that users call with arguments of their own."""
+    init = next((node for node in public_body(kind) if node.name == "__init__"), None)
+    if kind is boundedgen.BoundedPipeline and init is not None:
+        yield signature(kind.__name__, init)
+
+
+def answered(kind: type) -> Iterator[str]:
+    if issubclass(kind, BoundedGenError):
+        retry = "retry" if kind.retryable else "do not retry"
+        bases = ", ".join(code(base.__name__) for base in kind.__bases__)
+        yield f"A {bases}. HTTP {kind.http_status_hint}, gRPC {kind.grpc_status_hint}, {retry}.\n"
+
+
+@cache
+def class_node(kind: type) -> tuple[ast.ClassDef, list[str]]:
+    source = inspect.getsource(sys.modules[kind.__module__])
+    found = (n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    return next(found), source.splitlines()
+
+
+def fields_of(kind: type) -> Iterator[list[str]]:
+    """Attributes with a type, and the members of enums."""
+    node, lines = class_node(kind)
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id[0] != "_":
+            yield [code(item.target.id), code(typed(kind, item)), what(kind, item.target.id, item, lines)]
+        elif isinstance(item, ast.Assign) and issubclass(kind, Enum):
+            name = ast.unparse(item.targets[0])
+            yield [code(name), code(f'"{kind[name].value}"'), remark(item, lines)]
+
+
+def typed(kind: type, item: ast.AnnAssign) -> str:
+    """The annotation, with the default where it is a plain value."""
+    annotation = re.sub(r"^ClassVar\[(.*)\]$", r"\1", ast.unparse(item.annotation))
+    default = next(
+        (a.default for a in getattr(kind, "__attrs_attrs__", ()) if a.name == ast.unparse(item.target)), None
+    )
+    if not hasattr(kind, "__attrs_attrs__") and isinstance(item.value, ast.Constant):
+        default = item.value.value
+    plain = default is None or isinstance(default, int | float | str) or default == ()
+    return f"{annotation} = {default!r}".replace("|", "\\|") if plain else annotation.replace("|", "\\|")
+
+
+def what(kind: type, name: str, item: ast.stmt, lines: list[str]) -> str:
+    found: Mapping[str, str] = next((a.metadata for a in getattr(kind, "__attrs_attrs__", ()) if a.name == name), {})
+    return f"{found['unit']}: {found['why']}" if "why" in found else remark(item, lines)
+
+
+def remark(item: ast.stmt, lines: list[str]) -> str:
+    """The `#:` comment of an attribute: beside it, else above it."""
+    end = item.end_lineno or item.lineno
+    beside = [line.split("#:")[1].strip() for line in lines[item.lineno - 1 : end] if "#:" in line]
+    above: list[str] = []
+    for line in reversed(lines[: item.lineno - 1]):
+        if not line.strip().startswith("#:"):
+            break
+        above.insert(0, line.split("#:")[1].strip())
+    return " ".join(beside or above).replace("|", "\\|")
+
+
+def public_body(kind: type) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Its functions, without all but the last of overloads."""
+    for item in class_node(kind)[0].body:
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and not marked(item, "overload"):
+            yield item
+
+
+def marked(item: ast.FunctionDef | ast.AsyncFunctionDef, mark: str) -> bool:
+    return mark in map(ast.unparse, item.decorator_list)
+
+
+def properties_of(kind: type) -> Iterator[list[str]]:
+    for item in public_body(kind):
+        if isinstance(getattr(kind, item.name), property) and item.name[0] != "_" and item.returns is not None:
+            returns = ast.unparse(item.returns).replace("|", "\\|")
+            yield [code(item.name), code(returns), " ".join((ast.get_docstring(item) or "").split())]
+
+
+def methods_of(kind: type) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for item in public_body(kind):
+        if item.name[0] != "_" and not isinstance(getattr(kind, item.name), property):
+            yield item
+
+
+def method_of(kind: type, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    yield f"#### `{kind.__name__}.{node.name}`\n"
+    yield signature(node.name, node)
+    yield f"{ast.get_docstring(node)}\n"
+
+
+def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """As in the source, without `self`; a parameter a line where it is long."""
+    node.args.args = [argument for argument in node.args.args if argument.arg not in ("self", "cls")]
+    given = re.sub(r"(?<=[\w\]])=", " = ", ast.unparse(node.args))
+    word = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
+    returns = "" if name[0].isupper() or node.returns is None else f" -> {ast.unparse(node.returns)}"
+    line = f"{word}{name}({given}){returns}"
+    if len(line) > 110:
+        parts = "".join(f"    {part},\n" for part in re.split(r", (?=\*?\*?\w+:|\*, )", given))
+        line = f"{word}{name}(\n{parts.replace('*, ', '*,' + chr(10) + '    ')}){returns}"
+    return f"```py\n{line}\n```\n"
 
 
 # --- diagrams --------------------------------------------------------------------------------------------------------
@@ -218,6 +369,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "stay_phases": diagram(StayPhase),
     "engine_phases": diagram(EnginePhase),
     **{f"example_{name}": example(name) for name in EXAMPLES},
+    **{f"api_{part}": api(part) for part in API},
 }
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from boundedgen import (
     RestartPolicy,
     SchedulerStats,
 )
+from boundedgen._core._events import Pulse
+from boundedgen._core._watch import FIRST_STEPS, step_budget
+from boundedgen._driver import POLICY_ANSWER
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,7 +107,66 @@ def test_the_table_of_times_follows_the_limits(generator: ModuleType) -> None:
     assert "| 1 s |" in table  # an ordinary step
     assert "| 2 s |" in table  # any step
     assert "| 5 s |" in table  # one of the first
-    assert "| 5 s; at most 6 s |" in table  # steps that do nothing
+    assert "| 5 s; at most 9 s |" in table  # steps that do nothing, and the last of them one of the first
+    assert generator.until_the_next_token(tight) == tight.reap + POLICY_ANSWER + generator.FIRST_WAIT + tight.boot + 5
+
+
+def test_the_worst_case_that_is_quoted_is_the_sum_of_the_defaults(generator: ModuleType) -> None:
+    limits = Limits()
+    step = step_budget(limits, Pulse(steps_begun=FIRST_STEPS, scheduled=10**6, attention=10**12))
+    answer = limits.progress + step
+    token = answer + limits.reap + POLICY_ANSWER + generator.FIRST_WAIT + limits.boot + step
+    assert f"answered within {answer:g} s of" in generator.quote()
+    assert f"within {token:.3g} s of the fault" in " ".join(generator.quote().replace(">", "").split())
+
+
+# --- the API ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_told_of_once(generator: ModuleType) -> None:
+    told = [name for part in generator.API.values() for name in part]
+    assert sorted(told) == sorted(boundedgen.__all__)
+
+
+def public_classes() -> list[type]:
+    return [getattr(boundedgen, name) for name in boundedgen.__all__]
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
+def test_every_field_method_and_property_says_what_it_is(kind: type, generator: ModuleType) -> None:
+    rows = [*generator.fields_of(kind), *generator.properties_of(kind)]
+    assert [row[0] for row in rows if not row[2]] == []
+    assert {field.name for field in getattr(kind, "__attrs_attrs__", ())} <= {row[0].strip("`") for row in rows}
+    assert [node.name for node in generator.methods_of(kind) if not ast.get_docstring(node)] == []
+    named = {node.name for node in generator.methods_of(kind)} | {row[0].strip("`") for row in rows}
+    own = {name for name, value in vars(kind).items() if inspect.isroutine(value) or isinstance(value, property)}
+    assert {name for name in own if name[0] != "_"} <= named
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
+def test_every_parameter_is_named_in_the_docstring(kind: type, generator: ModuleType) -> None:
+    functions = [(node, ast.get_docstring(node) or "") for node in generator.methods_of(kind)]
+    if kind is BoundedPipeline:
+        functions += [(node, kind.__doc__ or "") for node in generator.public_body(kind) if node.name == "__init__"]
+    for node, doc in functions:
+        given = node.args
+        every = [*given.args, *given.kwonlyargs, *([given.kwarg] if given.kwarg else [])]
+        assert [a.arg for a in every if a.arg not in ("self", "cls") and f"`{a.arg}`" not in doc] == [], node.name
+
+
+def test_a_field_without_a_word_is_noticed(generator: ModuleType) -> None:
+    source = "class A:\n    #: above\n    a: int\n    b: int  #: beside\n    c: int\n"
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    assert [generator.remark(item, source.splitlines()) for item in body.body] == ["above", "beside", ""]
+
+
+def test_links_within_the_api_lead_to_headings() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    headings = {re.sub(r"[^\w -]", "", title).lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    links = re.findall(r"\]\(#([^)]+)\)", text)
+    assert links
+    assert set(links) <= headings
 
 
 # --- code on the pages -----------------------------------------------------------------------------------------------

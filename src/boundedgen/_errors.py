@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 class FinishReason(enum.StrEnum):
     """Why a generation ended. STOP and LENGTH are normal; every other one has exactly one error."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    LEASE = "lease"
-    ENGINE_LOST = "engine_lost"
-    QUARANTINED = "quarantined"
-    ENGINE_FAILED = "engine_failed"
-    CACHE_EXHAUSTED = "cache_exhausted"
-    SLOW_READER = "slow_reader"
-    SHUTDOWN = "shutdown"
-    INTERNAL = "internal"
+    STOP = "stop"  #: the model's end, or a stop string
+    LENGTH = "length"  #: `max_new_tokens` reached
+    REJECTED = "rejected"  #: what could only be found out later: a grammar that does not compile
+    CANCELLED = "cancelled"  #: by its caller
+    DEADLINE = "deadline"  #: a bound was reached
+    LEASE = "lease"  #: its lease expired or was revoked
+    ENGINE_LOST = "engine_lost"  #: the engine died with it inside
+    QUARANTINED = "quarantined"  #: two engines died of it; not there yet
+    ENGINE_FAILED = "engine_failed"  #: the pipeline gave up on its engine
+    CACHE_EXHAUSTED = "cache_exhausted"  #: the engine had no cache block for it
+    SLOW_READER = "slow_reader"  #: its reader left text unread
+    SHUTDOWN = "shutdown"  #: the pipeline was closed
+    INTERNAL = "internal"  #: a bug in this library
 
     @property
     def normal(self) -> bool:
@@ -40,12 +40,12 @@ class FinishReason(enum.StrEnum):
 
 
 class BoundedGenError(Exception):
-    """Base of every error of this library. All of them pickle."""
+    """Base of every error of this library. All of them pickle; none has text of a prompt in its message or repr."""
 
-    http_status_hint: ClassVar[int] = 500
-    grpc_status_hint: ClassVar[str] = "INTERNAL"
-    finish_reason: ClassVar[FinishReason | None] = None
-    retryable: bool = False
+    http_status_hint: ClassVar[int] = 500  #: what a server should answer; 499, as nginx has it: the client is gone
+    grpc_status_hint: ClassVar[str] = "INTERNAL"  #: the same for gRPC
+    finish_reason: ClassVar[FinishReason | None] = None  #: of the generation; None: there was none
+    retryable: bool = False  #: the same request can succeed later
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(message)
@@ -76,12 +76,12 @@ class InvalidRequest(Rejected):
 
 @final
 class NeverFits(Rejected):
-    """Prompt and output can never fit a cache pool, however empty. `needed` and `available`: blocks by pool name."""
+    """Prompt and output can never fit a cache pool, however empty."""
 
     http_status_hint = 413
     grpc_status_hint = "OUT_OF_RANGE"
-    needed: Mapping[str, int] = {}
-    available: Mapping[str, int] = {}
+    needed: Mapping[str, int] = {}  #: blocks, by the name of the pool that is too small
+    available: Mapping[str, int] = {}  #: blocks that this pool has when it is empty
 
 
 @final
@@ -91,7 +91,7 @@ class Saturated(Rejected):
     http_status_hint = 429
     grpc_status_hint = "RESOURCE_EXHAUSTED"
     retryable = True
-    retry_after_s: float = 1.0
+    retry_after_s: float = 1.0  #: seconds, computed from the queue and from how fast it moves
 
 
 @final
@@ -108,7 +108,7 @@ class EngineUnavailable(Rejected):
     http_status_hint = 503
     grpc_status_hint = "UNAVAILABLE"
     retryable = True
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  #: seconds; None: not known, or never
 
 
 @final
@@ -133,12 +133,12 @@ class ModelLoadFailed(EngineUnavailable):
 
 
 class GenerationError(BoundedGenError):
-    """A generation that was started ended without its result. `partial` holds what it had produced."""
+    """A generation that was started ended without its result; `partial` holds what it had produced."""
 
     http_status_hint = 500
-    generation_id: int = 0
-    partial: Completion | None = None
-    detail: str = ""
+    generation_id: int = 0  #: `Generation.id`
+    partial: Completion | None = None  #: what it had produced; its text may be empty
+    detail: str = ""  #: more about the cause, in words
 
 
 @final
@@ -148,7 +148,7 @@ class DeadlineExceeded(GenerationError, TimeoutError):
     http_status_hint = 504
     grpc_status_hint = "DEADLINE_EXCEEDED"
     finish_reason = FinishReason.DEADLINE
-    deadline: Deadline | None = None
+    deadline: Deadline | None = None  #: the one that was reached
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(message, **fields)
@@ -186,7 +186,7 @@ class EngineLost(GenerationError):
 
 @final
 class GenerationQuarantined(GenerationError):
-    """The engine died twice with this generation as the suspect; it is not tried again."""
+    """The engine died twice with this generation as the suspect; it is not tried again. Not there yet: none ends so."""
 
     finish_reason = FinishReason.QUARANTINED
 

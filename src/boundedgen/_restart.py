@@ -15,16 +15,18 @@ class RestartPolicy:
 
     `wait` and `stop` are tenacity strategies (`tenacity.wait_exponential(...)`, `tenacity.stop_after_attempt(...)`,
     combined with + and |, or a callable on a `tenacity.RetryCallState`): `attempt_number` counts failures in a row,
-    `seconds_since_start` the time since the first of them. `forget_after`: seconds for which an incarnation must have
-    served tokens before the failures before it are forgotten; a mere boot forgets nothing.
-    `resume`: what becomes of the generations that were inside. "fail": they end EngineLost with their partial output.
+    `seconds_since_start` the time since the first of them. One that raises or takes 2 s is replaced by the default.
     """
 
+    #: seconds until the next start; the default is 0.2, 0.4, 0.8, 1.6, 3.2 s, each with up to 0.2 s of jitter
     wait: Callable[[RetryCallState], float] = field(
         factory=lambda: wait_exponential(multiplier=0.2, max=30) + wait_random(0, 0.2)
     )
+    #: whether to give up: FAILED; the default does at the sixth failure in a row
     stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
+    #: seconds for which an incarnation must have served tokens before earlier failures are forgotten
     forget_after: float = 60.0
+    #: what becomes of the generations that were inside: "fail": they end EngineLost, with their partial output
     resume: Literal["fail"] = "fail"
 
     def __attrs_post_init__(self) -> None:
@@ -39,7 +41,7 @@ class RestartPolicy:
             raise ValueError(f"RestartPolicy.resume is {self.resume!r}; this version knows 'fail'")
 
     def delay(self, failures: int, since_s: float) -> float | None:
-        """Seconds until the next start after `failures` in a row, the first of them `since_s` ago; None: give up.
+        """Seconds until the next start after `failures` in a row, the first `since_s` seconds ago; None: give up.
 
         Runs the user's strategies: whatever they raise comes out.
         """

@@ -62,8 +62,8 @@ class SequenceRow:
 class SchedulerStats:
     """A snapshot of the lane, as the driver last published it; ages are of the moment of the call.
 
-    In each one `submitted_total == sum(finished_total.values()) + waiting + running`. The probe is in none of these
-    numbers. While the engine hangs `step_current_s` grows; while the driver does, `snapshot_age_s` and `driver_lag_s`.
+    In each one `submitted_total == sum(finished_total.values()) + waiting + running`. A probe is in none of these four;
+    its steps and its token count. While the engine hangs `step_current_s` grows; while the driver does, `driver_lag_s`.
     """
 
     waiting: int  #: sequences that are accepted and not in the engine
@@ -84,23 +84,23 @@ class SchedulerStats:
     cache_usage_max: float | None  #: the highest so far; None: no step yet
     cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
     step_current_s: float  #: age of the step in flight; 0 when none is
-    last_step_s: float | None  #: how long the last step took; None: no step yet
+    last_step_s: float | None  #: how long the last step took (all of them, if reports were merged); None: no step yet
     last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work
     snapshot_age_s: float  #: since the driver published this; an idle driver sleeps long, `driver_lag_s` tells
     driver_lag_s: float  #: how late the driver is for its next wake-up; 0 when it is not
     tokens_per_s: float | None  #: visible tokens, over the last full second with work; None: there was none
     submitted_total: int  #: sequences accepted
-    rejected_total: Mapping[str, int]  #: by error; nothing was started, so not in submitted_total
-    finished_total: Mapping[str, int]  #: by FinishReason
-    deadlines_total: Mapping[str, int]  #: those that ended DEADLINE, by bound
+    rejected_total: Mapping[str, int]  #: by name of the error; nothing was started, so not in submitted_total
+    finished_total: Mapping[str, int]  #: by value of FinishReason
+    deadlines_total: Mapping[str, int]  #: those that ended DEADLINE, by bound (total, queued, first_token, next_token)
     leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked, refused (renewed too late)
     prompt_tokens_total: int  #: of sequences that were admitted
     tokens_total: int  #: visible ones
     late_tokens_total: int  #: produced after the end of their sequence; dropped
     steps_total: int  #: that returned
     restarts_total: int  #: READY again after an engine was lost
-    kills_total: Mapping[str, int]  #: engines lost, by cause: faults only, an orderly close is none
-    closes_total: int  #: engines ended because the pipeline was closed (cause CLOSE); apart from kills_total
+    kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum
+    closes_total: int  #: engines ended by an orderly close (cause CLOSE); in no kills_total
     resumed_total: int  #: 0: not there yet
     paused_total: int  #: 0: not there yet
     quarantined_total: int  #: 0: not there yet
