@@ -21,6 +21,7 @@ from boundedgen._errors import BoundedGenError, InvalidRequest
 _SHORT: Final = 60
 _BITS: Final = 128  #: a whole number of more is told by its size: Python refuses to print one of 5000 digits
 _CONTAINERS: Final = (list, tuple, set, frozenset, dict, bytes, bytearray)
+DEPTH_MOST: Final = 500  #: of plain data: Python's own writer of JSON takes about a thousand
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -84,21 +85,28 @@ def reading(
         raise kind(f"{name} cannot be read: looking at it raises {kind_of(error)}") from None
 
 
-def larger_than(most: int, value: object) -> bool:
-    """Whether plain data takes more than `most` characters as JSON, without writing it: what is larger ends at once."""
-    left, unseen = most, [value]
-    while unseen and left >= 0:
-        item = unseen.pop()
-        if isinstance(item, str):
-            left -= str.__len__(item) + 2
-        elif isinstance(item, dict | list | tuple):
-            left -= len(item) + 1
-            if left >= 0:
-                unseen.extend(item)
-                unseen.extend(item.values() if isinstance(item, dict) else ())
-        else:
-            left -= 1
-    return left < 0
+def too_large(most: int, value: object) -> bool:
+    """Whether plain data takes more than `most` characters as JSON, or is nested too deeply to be written as such.
+
+    Found out level by level, without writing it: what is too large is not looked at to its end, and a cycle ends too.
+    """
+    left, level, depth = most, [value], 0
+    while level and left >= 0 and depth <= DEPTH_MOST:
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, str):
+                left -= str.__len__(item) + 2
+            elif isinstance(item, dict | list | tuple):
+                left -= len(item) + 1
+                if left >= 0:
+                    inner.extend(item)
+                    inner.extend(item.values() if isinstance(item, dict) else ())
+            else:
+                left -= 1
+            if left < 0:
+                return True
+        level, depth = inner, depth + 1
+    return bool(level)
 
 
 def suggestion(name: object, known: Iterable[str], aliases: Mapping[str, str]) -> str:

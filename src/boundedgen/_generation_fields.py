@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from boundedgen._arguments import kind_of, larger_than, plain_str, reading, real_number, short, suggestion, whole_number
+from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, too_large, whole_number
 from boundedgen._bounds import Limits
 from boundedgen._errors import InvalidRequest
 from boundedgen._text import check_text
@@ -141,10 +141,10 @@ class FieldChecks:
 
     def layer(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What `given` sets, checked. The names are all checked before the values."""
+        plain: dict[str, Any] = {}
         with reading("generation_config"):
-            plain = {plain_str(name) if isinstance(name, str) else name: value for name, value in given.items()}
-        for name, value in plain.items():
-            _check_name(name, value)
+            for name, value in given.items():
+                plain[_known_name(name, value)] = value
         return {n: self.value(n, v) for n, v in plain.items() if v is not None and n in FIELDS}
 
     def usable(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,16 +194,17 @@ class FieldChecks:
         return sorted({_stop_string(name, s, self._limits) for s in strings})
 
 
-def _check_name(name: object, value: Any) -> None:
-    if name in FIELDS:
-        return
-    if not isinstance(name, str) or name not in NEUTRAL:
-        known = isinstance(name, str) and _ELSEWHERE.get(name)
+def _known_name(given: object, value: Any) -> str:
+    name = plain_str(given) if isinstance(given, str) else ""
+    if name not in FIELDS and name not in NEUTRAL:
+        known = _ELSEWHERE.get(name)
         remedy = f"; {known}" if known else suggestion(name, FIELDS, _ALIASES)
-        raise InvalidRequest(f"{short(name)} is not a field of a generation configuration{remedy}")
-    with reading(name):
-        if not any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name]):
-            raise InvalidRequest(f"{name} is not supported yet; leave it out")
+        raise InvalidRequest(f"{short(given)} is not a field of a generation configuration{remedy}")
+    if name in NEUTRAL:
+        with reading(name):
+            if not any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name]):
+                raise InvalidRequest(f"{name} is not supported yet; leave it out")
+    return name
 
 
 def flag(name: str, value: Any) -> bool:
@@ -277,8 +278,10 @@ def _structured(value: Any, limits: Limits) -> dict[str, str]:
 
 def _grammar_text(name: str, value: Any, limits: Limits) -> str:
     if isinstance(value, Mapping) and name.endswith("json_schema"):
-        if larger_than(limits.grammar_bytes, value):
-            raise InvalidRequest(f"{name} is more than {limits.grammar_bytes} bytes (Limits.grammar_bytes)")
+        if too_large(limits.grammar_bytes, value):
+            raise InvalidRequest(
+                f"{name} is more than {limits.grammar_bytes} bytes (Limits.grammar_bytes), or nested too deeply"
+            )
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -39,7 +39,7 @@ class Admission:
     policy: str = "reserve"  #: "reserve" or "engine"
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+        if not isinstance(self.policy, str) or plain_str(self.policy) not in POLICIES:
             raise ValueError(
                 f"Admission.policy is {short(self.policy)}; this version knows {', '.join(map(repr, POLICIES))}"
             )
@@ -99,9 +99,10 @@ def _path(models_path: object) -> str:
         raise TypeError(f"models_path must be the path of an IR folder or of a GGUF file, not {what}")
     with reading("models_path", TypeError):
         path = os.fspath(models_path)
-    if not isinstance(path, str) or "\0" in path or len(path) > PATH_MOST:
+    plain = plain_str(path) if isinstance(path, str) else ""
+    if not plain or "\0" in plain or len(plain) > PATH_MOST:
         raise ValueError(f"models_path is {short(path)}; give a path that a file can have, as a str")
-    return os.path.abspath(plain_str(path))
+    return os.path.abspath(plain)
 
 
 def _device(device: object) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
-from boundedgen._arguments import kind_of, larger_than, plain_str, reading, short, whole_number
+from boundedgen._arguments import kind_of, plain_str, reading, short, too_large, whole_number
 from boundedgen._errors import InvalidRequest
 
 
@@ -103,9 +103,9 @@ def messages(prompt: object, most: int = sys.maxsize) -> list[dict[str, Any]]:
         rows = read() if callable(read) else prompt
         if not isinstance(rows, list | tuple) or not rows:
             raise InvalidRequest("prompt must be a list of at least one chat message")
-        if larger_than(most, rows):
+        if too_large(most, rows):
             raise InvalidRequest(
-                f"prompt has messages of more than {most} bytes (Limits.prompt_bytes); shorten them or raise the limit"
+                f"prompt has messages of more than {most} bytes (Limits.prompt_bytes), or too deep ones"
             )
         return [_message(at, row) for at, row in enumerate(rows)]
 

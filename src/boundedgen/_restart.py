@@ -7,8 +7,19 @@ import tenacity
 from attrs import field, frozen
 from tenacity import RetryCallState, stop_after_attempt, wait_exponential, wait_random
 
+from boundedgen._arguments import names_unknown_keywords, plain_str, short
+from boundedgen._bounds import Seconds, seconds
+
+
+def _forget_after(value: Seconds) -> float:
+    plain = seconds("RestartPolicy.forget_after", value)
+    if plain is None or not 0 <= plain < float("inf"):
+        raise ValueError(f"RestartPolicy.forget_after is {short(value)}; give seconds, 0 or more")
+    return plain
+
 
 @final
+@names_unknown_keywords
 @frozen(kw_only=True)
 class RestartPolicy:
     """What happens after the engine died.
@@ -25,7 +36,7 @@ class RestartPolicy:
     #: whether to give up: FAILED; the default does at the sixth failure in a row
     stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
     #: seconds for which an incarnation must have served tokens before earlier failures are forgotten
-    forget_after: float = 60.0
+    forget_after: float = field(default=60.0, converter=_forget_after)
     #: what becomes of the generations that were inside: "fail": they end EngineLost, with their partial output
     resume: Literal["fail"] = "fail"
 
@@ -33,12 +44,10 @@ class RestartPolicy:
         for name in ("wait", "stop"):
             if not callable(getattr(self, name)):
                 raise TypeError(
-                    f"RestartPolicy.{name} must be a tenacity strategy or a callable, not {getattr(self, name)!r}"
+                    f"RestartPolicy.{name} must be a tenacity strategy or a callable, not {short(getattr(self, name))}"
                 )
-        if not 0 <= self.forget_after < float("inf"):
-            raise ValueError(f"RestartPolicy.forget_after is {self.forget_after!r}; give seconds, 0 or more")
-        if self.resume != "fail":
-            raise ValueError(f"RestartPolicy.resume is {self.resume!r}; this version knows 'fail'")
+        if not isinstance(self.resume, str) or plain_str(self.resume) != "fail":
+            raise ValueError(f"RestartPolicy.resume is {short(self.resume)}; this version knows 'fail'")
 
     def delay(self, failures: int, since_s: float) -> float | None:
         """Seconds until the next start after `failures` in a row, the first `since_s` seconds ago; None: give up.

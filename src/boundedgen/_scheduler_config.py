@@ -9,10 +9,11 @@ from typing import Any, Final, final
 
 from attrs import frozen
 
-from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, whole_number
+from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, too_large, whole_number
 
 _NAME: Final = "scheduler_config"
 _SIZE_MAX: Final = 2**64 - 1
+_PROPERTIES_MOST: Final = 1 << 16  #: characters as JSON: they go to each engine in its first message
 #: Whole-number fields of openvino_genai.SchedulerConfig (2026.4.1) and the least that each accepts. 0 means "not set"
 #: for the three that bound a pool.
 _WHOLE: Final[Mapping[str, int]] = {
@@ -57,8 +58,6 @@ def scheduler_fields(config: object | Mapping[str, Any] | None) -> SchedulerPlan
     which name the field.
     """
     given = _given(config)
-    for name in given:
-        _check_name(name)
     fields = {
         name: _value(name, value) for name, value in given.items() if value is not None and not _is_off(name, value)
     }
@@ -76,8 +75,9 @@ def _given(config: object) -> dict[str, Any]:
         raise TypeError(
             f"{_NAME} must be an openvino_genai.SchedulerConfig or a mapping of its fields, not {kind_of(config)}"
         )
-    with reading(_NAME, TypeError):
-        return dict(config) if isinstance(config, Mapping) else _read_object(config)
+    with reading(_NAME, TypeError, ours=(ValueError,)):
+        items = config.items() if isinstance(config, Mapping) else _read_object(config).items()
+        return {_known_name(name): value for name, value in items}
 
 
 def _read_object(config: object) -> dict[str, Any]:
@@ -88,9 +88,11 @@ def _read_object(config: object) -> dict[str, Any]:
     return {n: v for n, v in values.items() if not callable(v) and v != getattr(untouched, n)}
 
 
-def _check_name(name: object) -> None:
+def _known_name(given: object) -> str:
+    name = plain_str(given) if isinstance(given, str) else ""
     if name not in _KNOWN:
-        raise ValueError(f"{_NAME} has no field {short(name)}{suggestion(name, _KNOWN, {})}")
+        raise ValueError(f"{_NAME} has no field {short(given)}{suggestion(name, _KNOWN, {})}")
+    return name
 
 
 def _is_off(name: str, value: Any) -> bool:
@@ -189,6 +191,8 @@ def plain_properties(properties: Mapping[str, Any] | None, *, name: str) -> dict
     if not isinstance(properties, Mapping):
         raise TypeError(f"{name} must be a mapping of names to values, not {kind_of(properties)}")
     with reading(name, TypeError, ours=(TypeError, ValueError)):
+        if too_large(_PROPERTIES_MOST, properties):
+            raise ValueError(f"{name} is more than {_PROPERTIES_MOST} bytes, or nested too deeply")
         return _plain_mapping(name, properties)
 
 

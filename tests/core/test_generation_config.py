@@ -106,9 +106,9 @@ def test_the_models_max_length_is_the_size_of_its_context_and_asks_for_nothing()
 
 
 def test_keywords_win_over_the_mapping_and_the_mapping_over_the_model() -> None:
-    model = {"temperature": 0.1, "top_p": 0.1, "top_k": 1, "do_sample": True}
-    got = fields({"temperature": 0.2, "top_p": 0.2}, defaults=model, temperature=0.3)
-    assert (got["temperature"], got["top_p"], got["top_k"]) == (0.3, 0.2, 1)
+    model = {"temperature": 0.125, "top_p": 0.125, "top_k": 1, "do_sample": True}
+    got = fields({"temperature": 0.25, "top_p": 0.25}, defaults=model, temperature=0.5)
+    assert (got["temperature"], got["top_p"], got["top_k"]) == (0.5, 0.25, 1)
 
 
 def test_what_is_unknown_or_unusable_in_the_models_file_refuses_nobody() -> None:
@@ -158,7 +158,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": "7"}, "max_new_tokens"),
     ({"min_new_tokens": 600}, "min_new_tokens is 600, more than max_new_tokens"),
     ({"temperature": 0, "do_sample": True}, "temperature is 0 with do_sample=True"),
-    ({"temperature": 1e-50, "do_sample": True}, "temperature is 1e-50 with do_sample=True"),
+    ({"temperature": 1e-50, "do_sample": True}, "temperature is 0 with do_sample=True"),
     ({"temperature": -1.0}, "temperature is -1.0"),
     ({"temperature": float("nan")}, "temperature is nan; it must be a finite number"),
     ({"temperature": float("inf")}, "temperature is inf"),
