@@ -1,5 +1,6 @@
 """What an orchestrator and a scraper ask. python examples/probes_and_metrics.py MODEL [DEVICE]"""
 
+import json
 import sys
 
 import boundedgen as b
@@ -30,9 +31,14 @@ def metrics(pipeline: b.BoundedPipeline) -> dict[str, float | None]:
         "blocks_free": stats.blocks_free,
         "step_current_seconds": stats.step_current_s,
         "oldest_waiting_seconds": stats.oldest_waiting_s,
-        "engine_restarts_total": stats.restarts_total,
+        "engine_kills_total": sum(stats.kills_total.values()),  # faults; an orderly close is none
         **{f"finished_{reason}_total": count for reason, count in stats.finished_total.items()},
     }
+
+
+def everything(pipeline: b.BoundedPipeline) -> str:
+    """For a page that somebody on call looks at: strict JSON."""
+    return json.dumps({"health": pipeline.health().to_dict(), "stats": pipeline.stats().to_dict()}, allow_nan=False)
 
 
 # --- try it ----------------------------------------------------------------------------------------------------------
@@ -43,6 +49,7 @@ def main(model: str, device: str = "CPU") -> None:
         pipeline.generate("Hello", max_new_tokens=5)
         print("ready", readiness(pipeline), "live", liveness(pipeline), "probe", deep_probe(pipeline))
         print(metrics(pipeline))
+        print(everything(pipeline))
 
 
 if __name__ == "__main__":
