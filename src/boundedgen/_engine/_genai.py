@@ -138,11 +138,8 @@ class Stay(EngineStay):
         return True
 
     def late_tokens(self) -> int:
-        """Of the longest sequence."""
-        count = 0
-        while self._handle.can_read():
-            count += max((len(output.generated_ids) for output in self._handle.read().values()), default=0)
-        return count
+        """Only what one sequence shows can be dated: of several, all comes at once, and was computed before the stop."""
+        return len(self._read()[0]) if self._single else 0
 
 
 @final

@@ -15,8 +15,6 @@ from boundedgen._core._events import (
     BootFailed,
     Exited,
     Finish,
-    Output,
-    Progress,
     Pulse,
     Ready,
     Refusal,
@@ -27,11 +25,13 @@ from boundedgen._core._events import (
 )
 from boundedgen._engine._child import HELD_EVERY
 from boundedgen._engine._load import Work, schedule
+from boundedgen._engine._seam import Metrics
+from boundedgen._engine._tidings import Tidings
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim_model import SimModel
-from boundedgen.testing._sim_scheduler import Scheduler, StepOutcome
-from boundedgen.testing._sim_table import News, Row, Step
+from boundedgen.testing._sim_scheduler import StepOutcome
+from boundedgen.testing._sim_table import Row, Step
 
 __all__ = ["SimEngine", "SimModel"]
 
@@ -55,7 +55,7 @@ class SimEngine:
         self.faults = list(faults)
         self.triggered: set[FaultKind] = set()
         self.exited_at: float | None = None
-        self.scheduler = Scheduler(self.model.pools, self.model.max_num_batched_tokens)
+        self.scheduler = self.model.scheduler()
         self._rows: dict[int, Row] = {}
         self._ghosts: set[int] = set()
         self._commands: list[tuple[float, int, Request | int]] = []
@@ -65,13 +65,14 @@ class SimEngine:
         self._reports: list[tuple[float, int, Report]] = []
         self._said = 0
         self._step: Step | None = None
-        self._news = News()
+        self._tidings = Tidings()
         self._pulse = Pulse()
         self._ready_at = at + self.model.boot_s
         self._booting = True
         self._dumb = False  # alive, but does nothing any more
         self._restless = False  # it has not made a step with nothing inside since it held something
-        self._usage = 0.0  # of the last step
+        self._steps = 0  # that have returned
+        self._usage = 0.0  # of the last of them
         self._free_at = at
         if any(f.kind is K.BOOT_DIES for f in self.faults):
             self._ready_at = at + self.model.boot_s / 2
@@ -196,8 +197,8 @@ class SimEngine:
         self._admit(at)
         if self._rows or self._restless:
             self._begin_step(at)
-        elif self._news:
-            self._report(at, None)
+        else:
+            self._tell(at)
 
     def _drain(self, at: float) -> None:
         while self._commands and self._commands[0][0] <= at and not self._lasting(K.DEAF):
@@ -225,7 +226,8 @@ class SimEngine:
     def _halt(self, stay: int, at: float) -> None:
         if stay in self._ghosts:
             self._ghosts.discard(stay)
-            self._news.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
+            self._tidings.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
+            self._tidings.news = True
         elif (row := self._rows.get(stay)) is not None:
             self._stop(row, at)
         elif self._arrivals.pop(stay, None):
@@ -236,7 +238,9 @@ class SimEngine:
             return
         stay = row.request.stay
         row.stop_taken_at, row.steps_at_stop = at, self._pulse.steps_begun
-        self._news.stopping.append(stay)
+        row.release_not_before = self._pulse.steps_begun + self.model.proof_steps
+        self._tidings.stopping.append(stay)
+        self._tidings.news = True
         if self._take(K.LOST_STOP, frozenset((stay,))) is not None:
             self.scheduler.lose_stops(stay)
         if (fault := self._take(K.LATE_FREE, frozenset((stay,)))) is not None:
@@ -245,9 +249,10 @@ class SimEngine:
 
     def _never_entered(self, stay: int) -> None:
         """Stopped before the engine saw it."""
-        self._news.taken.append(stay)
-        self._news.stopping.append(stay)
-        self._news.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
+        self._tidings.taken.append(stay)
+        self._tidings.stopping.append(stay)
+        self._tidings.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
+        self._tidings.news = True
 
     def _admit(self, at: float) -> None:
         for request in self._arrivals.values():
@@ -262,14 +267,15 @@ class SimEngine:
         self._arrivals.clear()
 
     def _refuse(self, request: Request, text: str) -> None:
-        self._news.refused.append(Refusal(request.stay, code="invalid", text=text))
+        self._tidings.refused.append(Refusal(request.stay, code="invalid", text=text))
+        self._tidings.news = True
 
     def _enter(self, request: Request) -> None:
         work = Work.of(request)
         self.scheduler.add(self.model.working(request, work.sequences))
         self._rows[request.stay] = Row(request, work)
-        self._news.taken.append(request.stay)
-        self._restless = True
+        self._tidings.taken.append(request.stay)
+        self._tidings.news = self._restless = True
 
     def _begin_step(self, at: float) -> None:
         scheduled, attention = schedule((row.work for row in self._rows.values()), self.model.max_num_batched_tokens)
@@ -280,7 +286,10 @@ class SimEngine:
         fate = self._fate()
         outcome = StepOutcome(usage=self.scheduler.usage())
         if fate is None and not self._lasting(K.NO_PROGRESS):
-            outcome = self.scheduler.step()
+            try:
+                outcome = self.scheduler.step()
+            except ValueError as error:
+                fate = Fault(kind=K.RAISE, text=f"ValueError: {error}")
         slow = self._take(K.SLOW)
         took = self.model.step_s + self.model.token_s * outcome.scheduled_tokens + (slow.seconds if slow else 0.0)
         self._step = Step(at, math.inf if fate is not None and fate.kind is K.WEDGE else at + took, outcome, fate)
@@ -304,11 +313,20 @@ class SimEngine:
         begun, inside_s = self._pulse.steps_begun, self._pulse.inside_s + at - step.began
         self._pulse = Pulse(begun, begun, self._pulse.begun_at, at, inside_s)
         if step.fate is not None:
-            self._dumb = True
-            self._say(at, StepRaised(self.incarnation, self._pulse.steps_ended, step.fate.text))
+            self._poison(at, step.fate.text)
             return
+        self._steps += 1
+        self._tidings.stepped(step.began, len(step.outcome.scheduled))
         self._record(step.outcome, at)
-        self._report(at, step)
+        self._tidings.table_due = not self._rows or self._steps % HELD_EVERY == 0
+        self._tell(at)
+        if self._take(K.GARBAGE) is not None:
+            self._say(at, WireBroken(self.incarnation, "simulated fault"))
+
+    def _poison(self, at: float, text: str) -> None:
+        self._dumb = True
+        self._tell(at)
+        self._say(at, StepRaised(self.incarnation, self._steps, text))
 
     def _record(self, outcome: StepOutcome, at: float) -> None:
         for stay, token in outcome.tokens:
@@ -330,13 +348,14 @@ class SimEngine:
             return
         row.tokens.append(token)
         if row.work.sequences == 1:
-            self._news.outputs.append(Output(stay, (token,), row.logprobs(1)))
+            self._tidings.output(stay, [token], list(row.logprobs(1)))
 
     def _record_finish(self, stay: int, why: str) -> None:
         row = self._rows[stay]
         if row.stop_taken_at is None:
             row.ended = True
-            self._news.finished.append(Finish(stay, why, row.results(self.model.vocab_size)))
+            row.release_not_before = self._steps + self.model.proof_steps
+            self._tidings.finished.append(Finish(stay, why, row.results(self.model.vocab_size)))
 
     def _ignore_one(self) -> None:
         for stay, row in reversed(self._rows.items()):
@@ -354,30 +373,13 @@ class SimEngine:
         stopped = row.stop_taken_at
         steps = 0 if stopped is None else self._pulse.steps_ended - row.steps_at_stop
         took = 0.0 if stopped is None else at - stopped
-        self._news.released.append(Release(stay, steps=steps, seconds=took, late_tokens=row.late_tokens))
+        self._tidings.released.append(Release(stay, steps=steps, seconds=took, late_tokens=row.late_tokens))
 
-    def _report(self, at: float, step: Step | None) -> None:
-        """What is new; `step`: the one that has just ended, if one has."""
-        news, self._news = self._news, News()
-        steps = self._pulse.steps_ended
-        due = step is not None and (not self._rows or steps % HELD_EVERY == 0)
-        self._say(
-            at,
-            Progress(
-                self.incarnation,
-                steps=steps,
-                began=step.began if step else 0.0,
-                ended=self._pulse.ended_at,
-                scheduled=len(step.outcome.scheduled) if step else 0,
-                usage=self._usage,
-                held=self.held() if due else None,
-                taken=tuple(news.taken),
-                stopping=tuple(news.stopping),
-                refused=tuple(news.refused),
-                outputs=tuple(news.outputs),
-                finished=tuple(news.finished),
-                released=tuple(news.released),
-            ),
-        )
-        if self._take(K.GARBAGE) is not None:
-            self._say(at, WireBroken(self.incarnation, "simulated fault"))
+    def _tell(self, at: float) -> None:
+        if not self._tidings.news:
+            return
+        if self._tidings.table_due:
+            self._tidings.held = self.held()
+        metrics = Metrics(0, self._usage, None)
+        self._say(at, self._tidings.report(self.incarnation, self._steps, self._pulse.ended_at, metrics))
+        self._tidings = Tidings()

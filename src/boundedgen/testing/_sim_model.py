@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from boundedgen._core._events import EngineFacts, PoolFacts
 from boundedgen.abc import Request
-from boundedgen.testing._sim_scheduler import WorkingStay
+from boundedgen.testing._sim_scheduler import Scheduler, WorkingStay
 
 __all__ = ["SimModel"]
 
@@ -25,6 +25,8 @@ class SimModel:
     probe_blocks: Mapping[str, int] = field(factory=lambda: {"kv": 1})
     running_max: int = 16
     max_num_batched_tokens: int = 256
+    split_fuse: bool = True  #: prompts are computed in parts, beside what decodes; False: whole, in steps of their own
+    proof: str = "perf_metrics"  #: or "request_count", the weaker one of older releases: it takes a step longer
     vocab_size: int = 259
     eos_token_id: int = 2
     natural_length: Callable[[Sequence[int]], int | None] = _never  #: eos as that output token; None: at no length
@@ -47,6 +49,15 @@ class SimModel:
             vocab_size=self.vocab_size,
         )
 
+    @property
+    def proof_steps(self) -> int:
+        """Steps after an end until it can be proved, where the step that removes it is not enough."""
+        return 2 if self.proof == "request_count" else 0
+
+    def scheduler(self) -> Scheduler:
+        most = self.running_max + max(self.probe_blocks.values(), default=0)
+        return Scheduler(self.pools, self.max_num_batched_tokens, None if self.split_fuse else most)
+
     def facts(self) -> EngineFacts:
         return EngineFacts(
             device="SIM",
@@ -57,7 +68,7 @@ class SimModel:
             vocab_size=self.vocab_size,
             running_max=self.running_max,
             probe_blocks=dict(self.probe_blocks),
-            max_prompt_tokens=None,
+            max_prompt_tokens=None if self.split_fuse else self.max_num_batched_tokens,
             hybrid=len(self.pools) > 1,
-            proof="perf_metrics",
+            proof=self.proof,
         )

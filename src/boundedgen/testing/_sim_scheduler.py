@@ -112,9 +112,12 @@ class StepOutcome:
 class Scheduler:
     """Stays in the order they were added, and the blocks that they hold."""
 
-    def __init__(self, pools: Sequence[PoolFacts], max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, pools: Sequence[PoolFacts], max_num_batched_tokens: int, max_num_seqs: int | None = None
+    ) -> None:
+        """`max_num_seqs`: bounds those that run where prompts are computed whole, without `dynamic_split_fuse`."""
         self._pools = tuple(pools)
-        self._batch = max_num_batched_tokens
+        self._batch, self._most = max_num_batched_tokens, max_num_seqs
         self._stays: dict[int, WorkingStay] = {}
         self._room = 0  # tokens that the step can still take
         self._scheduled: list[int] = []  # stays
@@ -160,10 +163,14 @@ class Scheduler:
         return max((self.used(pool) / pool.blocks for pool in self._pools if pool.blocks), default=0.0)
 
     def step(self) -> StepOutcome:
-        """One step: schedule, compute, free."""
+        """One step: schedule, compute, free. Where prompts are whole, one longer than a batch is a ValueError."""
         self._room, self._scheduled, self._preempted = self._batch, [], []
-        self._decode()
-        self._prefill()
+        if self._most is not None:
+            self._prefill_whole(self._most)
+        if not self._scheduled:
+            self._decode()
+        if self._most is None:
+            self._prefill()
         usage = self.usage()
         if not self._scheduled:
             return self._ignore_all(usage)
@@ -192,6 +199,17 @@ class Scheduler:
             chunk = min(self._room, s.left, *(self._slots(pool, s) for pool in self._pools))
             if chunk and s.stay not in self._preempted:
                 self._take(s, chunk, chunk)
+
+    def _prefill_whole(self, most: int) -> None:
+        """Whole prompts, in order of arrival, up to the first that finds no room; nothing else is in their step."""
+        running = sum(s.decoding for s in self._stays.values())
+        for s in self._candidates(decoding=False):
+            if s.left > self._batch:
+                raise ValueError(f"a prompt of {s.left} tokens is longer than max_num_batched_tokens={self._batch}")
+            if running >= most or s.left > min(self._room, *(self._slots(pool, s) for pool in self._pools)):
+                return
+            self._take(s, s.left, s.left)
+            running += 1
 
     def _candidates(self, *, decoding: bool) -> list[WorkingStay]:
         return [s for s in self._stays.values() if not s.stopped and s.decoding is decoding]
@@ -222,11 +240,11 @@ class Scheduler:
         """It gives the blocks that are needed off its end, if it has more than that; else all. True if that helped."""
         free = min(map(self._free_blocks, self._pools))
         needs = {pool: self._needs(pool, s, chunk) for pool in self._pools}
+        left = 0
         if all(self._spares(pool, victim, blocks) for pool, blocks in needs.items()):
             size, blocks = max((pool.tokens_per_block or 0, blocks) for pool, blocks in needs.items())
-            victim.computed -= min(victim.computed, (victim.computed - 1) % size + 1 + (blocks - 1) * size)
-        else:
-            victim.computed = 0
+            left = max(0, victim.computed - (victim.computed - 1) % size - 1 - (blocks - 1) * size)
+        victim.computed = left if self._most is None or left >= len(victim.prompt) else 0
         self._preempted.append(victim.stay)
         return min(map(self._free_blocks, self._pools)) > free
 

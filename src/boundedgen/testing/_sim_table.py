@@ -1,16 +1,16 @@
-"""What the simulated child keeps: a row a stay, the news for its next report, the step in flight."""
+"""What the simulated child keeps: a row a stay, and the step in flight."""
 
 from typing import final
 
 from attrs import define, field
 
-from boundedgen._core._events import Finish, Output, Refusal, Release, SequenceResult
+from boundedgen._core._events import SequenceResult
 from boundedgen._engine._load import Work
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault
 from boundedgen.testing._sim_scheduler import StepOutcome
 
-__all__ = ["News", "Row", "Step"]
+__all__ = ["Row", "Step"]
 
 
 @final
@@ -40,22 +40,6 @@ class Row:
         wanted = self.request.config.get("num_return_sequences", 1)
         texts = [tuple((token + n) % vocab_size for token in self.tokens) for n in range(wanted)]
         return tuple(SequenceResult(text, self.logprobs(len(text)), -float(n)) for n, text in enumerate(texts))
-
-
-@final
-@define(eq=False)
-class News:
-    """What the next report will say."""
-
-    taken: list[int] = field(factory=list)
-    stopping: list[int] = field(factory=list)
-    refused: list[Refusal] = field(factory=list)
-    outputs: list[Output] = field(factory=list)
-    finished: list[Finish] = field(factory=list)
-    released: list[Release] = field(factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.taken or self.stopping or self.refused or self.outputs or self.finished or self.released)
 
 
 @final
