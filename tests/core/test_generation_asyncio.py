@@ -113,6 +113,20 @@ def test_wait_ends_alone_by_timeout_and_by_cancellation() -> None:
     play(scene)
 
 
+def test_asyncio_wait_for_around_it_cancels_it_and_around_wait_does_not() -> None:
+    async def scene(pipeline: b.BoundedPipeline, _: HandEngine) -> None:
+        g = await pipeline.asubmit("x", max_new_tokens=8)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(g.wait(), 0.02)
+        assert g.finish_reason is None
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(g, 0.02)
+        assert await g.wait(20)
+        assert g.finish_reason is b.FinishReason.CANCELLED
+
+    play(scene)
+
+
 def test_leaving_async_with_cancels() -> None:
     async def scene(pipeline: b.BoundedPipeline, engine: HandEngine) -> None:
         async with await pipeline.asubmit("x", max_new_tokens=8) as g:
