@@ -1,6 +1,7 @@
 """What stats and health say of a pipeline: ages, what an orderly close counts as, what it costs to ask, plain data."""
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from core.governed import Governed
-from core.hand_engine import HandEngine, lane, until
+from core.hand_engine import A, HandEngine, lane, until
 from counts import happened
 
 import boundedgen as b
@@ -202,3 +203,26 @@ def test_no_repr_shows_what_was_asked_or_answered(ids: tuple[int, ...]) -> None:
         assert SECRET not in repr(thing)
         assert "117" not in repr(thing)
     assert "3.14" in repr(whole), "what is no secret is shown"
+
+
+def test_neither_reprs_nor_logs_nor_stats_of_a_lane_tell_what_was_asked_or_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with lane() as (pipeline, engine):
+        generation = pipeline.submit(SECRET, max_new_tokens=8)
+        stream = iter(generation)
+        engine.say(*(A + ord(letter) - ord("a") for letter in "lamp"))
+        chunk = next(stream)
+        assert chunk.text == "lamp"
+        shown = [pipeline, generation, chunk, generation.partial, pipeline.stats(sequences=True), pipeline.health()]
+        said = list(map(repr, shown))
+        engine.die()
+        with pytest.raises(b.EngineLost) as lost:
+            generation.result(20)
+        until(lambda: pipeline.stats().restarts_total == 1)
+        said += [repr(lost.value), str(lost.value), json.dumps(pipeline.stats(sequences=True).to_dict())]
+    assert caplog.records, "there is something to look at"
+    for text in (*said, caplog.text):
+        assert SECRET not in text
+        assert "lamp" not in text
