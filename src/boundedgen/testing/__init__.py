@@ -1,0 +1,41 @@
+"""What happens to your server when an engine hangs: tests without a model, a child process or real time.
+
+`Simulation` is a real `BoundedPipeline` over a simulated engine that misbehaves on request, in simulated time.
+`strategies` are for Hypothesis, which `boundedgen[testing]` brings.
+Pytest finds the fixture `bounded_simulation` by itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from boundedgen.testing._clock import VirtualClock
+from boundedgen.testing._faults import Fault, FaultKind
+from boundedgen.testing._sim import SimEngine
+from boundedgen.testing._sim_host import SimHost, SimTokenizer
+from boundedgen.testing._sim_model import SimModel
+from boundedgen.testing._simulation import Simulation
+from boundedgen.testing._stalled import SimulationStalled
+
+if TYPE_CHECKING:
+    from boundedgen.testing import strategies
+
+__all__ = [
+    "Fault",
+    "FaultKind",
+    "SimEngine",
+    "SimHost",
+    "SimModel",
+    "SimTokenizer",
+    "Simulation",
+    "SimulationStalled",
+    "VirtualClock",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What wants Hypothesis is imported when it is asked for."""
+    import importlib
+
+    if name == "strategies":
+        return importlib.import_module("boundedgen.testing.strategies")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

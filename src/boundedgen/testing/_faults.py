@@ -3,7 +3,7 @@
 import enum
 from typing import final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 __all__ = ["Fault", "FaultKind"]
 
@@ -34,12 +34,15 @@ class FaultKind(enum.StrEnum):
     LATE_WORDS = "late_words"  #: reports of this incarnation arrive once more after the next one was spawned
 
 
+BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BOOT_DIES})
+
+
 @final
 @frozen(kw_only=True)
 class Fault:
     """One fault and its trigger: the first step numbered `at_step` or later in which `stay`, if given, is concerned."""
 
-    kind: FaultKind
+    kind: FaultKind = field(converter=FaultKind)  #: or its value, as in `Fault(kind="wedge")`
     at_step: int = 1  #: steps of an incarnation are numbered from 1
     stay: int | None = None
     seconds: float = 0.0  #: for SLOW
@@ -47,6 +50,10 @@ class Fault:
     signal: int = 11  #: for CRASH and BOOT_DIES
     permanent: bool = False  #: for BOOT_FAILS
     text: str = field(default="simulated fault")
+
+    def to(self, stay: int) -> "Fault":
+        """The same, to this stay only."""
+        return evolve(self, stay=stay)
 
     def due(self, step: int, stays: frozenset[int] | None = None) -> bool:
         """True in step number `step`, in which `stays` are concerned (None: whichever)."""

@@ -121,6 +121,15 @@ class SimHost:
     def defaults(self) -> Mapping[str, Any]:
         return {}
 
+    def run(self, now: float) -> bool:
+        """Let the newest engine's time pass up to `now`. True: it has said what nobody has heard."""
+        if not self.links:
+            return False
+        engine = self.links[-1].engine
+        engine.run(now)
+        at = engine.next_report()
+        return at is not None and at <= now
+
     def next_event(self) -> float | None:
         """When the newest engine will do or say something next; None: nothing, by itself."""
         if not self.links:
