@@ -202,6 +202,13 @@ class Limits:
     ended_kept: int = _limit(
         1000, "sequences", "rows kept of ended ones, for their proof of release", least=0, whole=True
     )
+    recorded: int = _limit(
+        10_000,
+        "inputs",
+        "what the governor was told last, for replay: about ten a step, no text; 0: none",
+        least=0,
+        whole=True,
+    )
     boot: float = _limit(300.0, "s", "load the model and compile its kernels", least=0.01)
     first_step: float = _limit(
         120.0,

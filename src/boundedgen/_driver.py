@@ -13,8 +13,8 @@ from boundedgen import _forks
 from boundedgen._aside import logger
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
-from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Lease
+from boundedgen._core._recording import Recorded
 from boundedgen._core._sequences import Submission
 from boundedgen._errors import FinishReason as Why
 from boundedgen._errors import PipelineClosed
@@ -35,7 +35,7 @@ class Driver:
     def __init__(
         self, host: EngineHost, limits: Limits, restart: RestartPolicy, runtime: Runtime, *, reserve: bool = True
     ) -> None:
-        self.governor = Governor(limits, forget_after=restart.forget_after, reserve=reserve)
+        self.governor = Recorded(limits, forget_after=restart.forget_after, reserve=reserve, keep=limits.recorded)
         self.wakers = runtime.wakers()  # state changes
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}

@@ -47,7 +47,7 @@ class Evidence:
             flow = self._flows.get(sequence)
             if flow is not None:
                 since, until = flow.presence(now)
-                self._governor.seen(lease, until, now, since=since)
+                self._governor.seen(lease, until, now, since)
         return row.expires <= before and (cell is None or cell.close())
 
     # --- readers -------------------------------------------------------------------------------------------------

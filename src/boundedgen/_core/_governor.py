@@ -89,7 +89,7 @@ class Governor(Reporting):
     def grant(self, row: Lease, now: float) -> None:
         """`row` is live from now for its ttl."""
         self.tally.leases["granted"] += 1
-        if row.ended or self.life.over:  # revoked before it got here, or nothing to hold it for
+        if self.life.over:  # nothing to hold it for
             self.tally.leases["revoked"] += 1
             self._effects.append(ev.EndLease(row.id, "revoked"))
         else:
@@ -112,7 +112,7 @@ class Governor(Reporting):
         if row is not None:
             self._end_lease(row, "expired", now)
 
-    def seen(self, lease: str, at: float, now: float, *, since: float | None = None) -> None:
+    def seen(self, lease: str, at: float, now: float, since: float | None = None) -> None:
         """A reader of something under a lease that reading renews was there at `at`, and from `since` until then."""
         self.leases.seen(lease, self.clock.at(at if since is None else since), self.clock.at(at))
 
