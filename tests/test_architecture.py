@@ -42,7 +42,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._evidence",),
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
-     "boundedgen._loading", "boundedgen._leasing", "boundedgen._admitting"),
+     "boundedgen._loading", "boundedgen._leasing", "boundedgen._call", "boundedgen._admitting"),
     ("boundedgen._serving",),
     ("boundedgen._pipeline",),
     ("boundedgen.__init__",),

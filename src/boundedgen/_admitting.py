@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve
 
+from boundedgen._arguments import plain_str, reading
 from boundedgen._bounds import Bounds, Limits
+from boundedgen._call import Call
+from boundedgen._core._admission import Capacity
 from boundedgen._core._sequences import Submission
 from boundedgen._door import Door, Place
 from boundedgen._driver import Driver
@@ -21,28 +25,14 @@ from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturate
 from boundedgen._flow import Flow
 from boundedgen._generation_config import engine_fields, generation_fields, sequences_of, streams, wants_chat_template
 from boundedgen._lease import Lease
-from boundedgen._prompt import messages, token_ids
+from boundedgen._leasing import live_lease
+from boundedgen._prompt import Row, messages
 from boundedgen._runtime import Runtime
 from boundedgen._text import TextStream
 from boundedgen.abc import Tokenizer
 
-SEED_BITS = 63
-
-
-@frozen(kw_only=True)
-class Call:
-    """The arguments of one `submit`."""
-
-    prompt: object
-    config: object
-    keywords: Mapping[str, Any]
-    bounds: Bounds | None = None
-    lease: Lease | str | None = None
-    owner: str = ""
-    priority: int = 0
-    label: str = ""
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template_context: Mapping[str, Any] | None = None
+SEED_BITS: Final = 63
+_NEVER_ASKED: Final = 2**63 - 1
 
 
 class Admitting:
@@ -74,15 +64,15 @@ class Admitting:
     def admit(self, call: Call) -> Flow:
         """A flow that waits for the driver, with its places at the door. Raises a `Rejected`, or LeaseExpired."""
         submitted_at = self._runtime.now()
-        lease = self._live_lease(call.lease)
-        self._check_names(call, lease)
+        call = call.plain(self._limits)
+        lease = None if call.lease is None else self._live_lease(call.lease, call.owner)
         owner = call.owner if lease is None else lease.owner
         with self._places(owner, lease) as (place, shares):
             prompt = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
-            self._check_fit(submission)
-            flow = self._flow(submission, prompt, fields)
+            self._check_fit(submission, call)
+            flow = self._flow(submission, self._ids_of(prompt), fields)
             flow.place, flow.shares = place, shares
             ttl = self._lease_ttl if lease is None else lease.ttl_s
             flow.patience = float("inf") if ttl is None else ttl
@@ -118,30 +108,13 @@ class Admitting:
 
     # --- names, places -------------------------------------------------------------------------------------------
 
-    def _live_lease(self, lease: Lease | str | None) -> Lease | None:
-        if isinstance(lease, str):
-            cell = self._driver.cells.get(lease)
-            lease = None if cell is None else cell.lease
-        elif lease is None:
-            return None
-        elif not isinstance(lease, Lease):
-            raise InvalidRequest(f"lease must be a Lease or its id, not {type(lease).__name__}")
-        if lease is None or not lease.live:
+    def _live_lease(self, given: Lease | str, owner: str) -> Lease:
+        lease = live_lease(self._driver, given.id if isinstance(given, Lease) else given)
+        if lease is None:
             raise LeaseExpired("this lease is over or never existed; ask for a new one")
-        return lease
-
-    def _check_names(self, call: Call, lease: Lease | None) -> None:
-        for name, value in (("owner", call.owner), ("label", call.label)):
-            if not isinstance(value, str):
-                raise InvalidRequest(f"{name} must be a str, not {type(value).__name__}")
-            if len(value.encode(errors="replace")) > self._limits.label_bytes:
-                raise InvalidRequest(f"{name} has {len(value)} characters; at most {self._limits.label_bytes} bytes")
-        if isinstance(call.priority, bool) or not isinstance(call.priority, int):
-            raise InvalidRequest(f"priority must be a whole number, not {call.priority!r}")
-        if call.bounds is not None and not isinstance(call.bounds, Bounds):
-            raise InvalidRequest(f"bounds must be a Bounds, not {type(call.bounds).__name__}")
-        if lease is not None and call.owner not in ("", lease.owner):
+        if owner not in ("", lease.owner):
             raise InvalidRequest("owner comes from the lease; leave it out, or give the lease's own")
+        return lease
 
     @contextmanager
     def _places(self, owner: str, lease: Lease | None) -> Iterator[tuple[Place, list[Place]]]:
@@ -151,11 +124,11 @@ class Admitting:
         of_lease = None if lease is None or lease._places is None else Place(lease._places)
         shares = [share for share in (of_owner, of_lease) if share is not None]
         try:
-            self._take(place, f"{limits.waiting_max} sequences are waiting")
+            self._take(place, f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
             if of_owner is not None:
-                self._take(of_owner, f"owner has {limits.owner_max} sequences")
+                self._take(of_owner, f"owner has {limits.owner_max} sequences (Limits.owner_max)")
             if of_lease is not None:
-                self._take(of_lease, "the lease has all the sequences it may have")
+                self._take(of_lease, "the lease has all the sequences that it may have (max_sequences)")
             yield place, shares
         except BaseException:
             for taken in (place, *shares):
@@ -177,22 +150,29 @@ class Admitting:
 
     # --- prompt --------------------------------------------------------------------------------------------------
 
-    def _encode(self, call: Call) -> list[int]:
-        """The prompt as token ids: templated text gets no special tokens a second time."""
+    def _encode(self, call: Call) -> Row | list[int]:
+        """The prompt, as long as it will be. Templated text gets no special tokens a second time."""
         prompt, tokenizer = call.prompt, self._tokenizer()
         if isinstance(prompt, bytes):
             raise InvalidRequest("prompt is bytes; decode them to a str first")
         chat = self._chat(call)
-        if chat is None and isinstance(prompt, str):
-            ids = tokenizer.encode(self._checked(prompt), add_special_tokens=True)
-        elif chat is None:
-            ids = token_ids(prompt, tokenizer.vocab_size)
-        else:
+        if chat is not None:
             text = tokenizer.render(chat, tools=call.tools, context=call.template_context)
             ids = tokenizer.encode(self._checked(text), add_special_tokens=False)
+        elif isinstance(prompt, str):
+            ids = tokenizer.encode(self._checked(prompt), add_special_tokens=True)
+        else:
+            return Row(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty; give at least one token")
         return ids
+
+    def _ids_of(self, prompt: Row | list[int]) -> list[int]:
+        """Looked at last: that a prompt is too long can be told from its length."""
+        most = self._limits.prompt_bytes
+        if len(prompt) > most:
+            raise InvalidRequest(f"prompt has {len(prompt)} token ids; at most {most} (Limits.prompt_bytes)")
+        return prompt.ids(self._tokenizer().vocab_size) if isinstance(prompt, Row) else prompt
 
     def _chat(self, call: Call) -> list[dict[str, Any]] | None:
         """Chat messages, if the prompt is to go through the template."""
@@ -202,11 +182,12 @@ class Admitting:
                 self._refuse_template_arguments(call)
                 return None
             return [{"role": "user", "content": self._checked(prompt)}]
-        is_chat = type(prompt).__name__ == "ChatHistory" or (
-            isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
-        )
+        with reading("prompt"):
+            is_chat = type(prompt).__name__ == "ChatHistory" or (
+                isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+            )
         if is_chat:
-            return messages(prompt)
+            return messages(prompt, self._limits.prompt_bytes)
         self._refuse_template_arguments(call)
         return None
 
@@ -215,10 +196,11 @@ class Admitting:
             if value is not None:
                 raise InvalidRequest(f"{name} is for chat messages; this prompt does not go through the chat template")
 
-    def _checked(self, text: str) -> str:
-        if len(text) > self._limits.prompt_bytes or len(text.encode(errors="replace")) > self._limits.prompt_bytes:
+    def _checked(self, given: str) -> str:
+        text, most = plain_str(given), self._limits.prompt_bytes
+        if len(text) > most or len(text.encode(errors="replace")) > most:
             raise InvalidRequest(
-                f"prompt has {len(text)} characters, more than Limits.prompt_bytes ({self._limits.prompt_bytes}); "
+                f"prompt has {len(text)} characters, more than Limits.prompt_bytes ({most}); "
                 "shorten it or raise the limit"
             )
         return text
@@ -226,15 +208,7 @@ class Admitting:
     # --- configuration -------------------------------------------------------------------------------------------
 
     def _fields(self, call: Call, prompt_tokens: int) -> dict[str, Any]:
-        fields = generation_fields(
-            call.config,
-            call.keywords,
-            defaults=self._defaults,
-            limits=self._limits,
-            prompt_tokens=prompt_tokens,
-            vocab_size=self._tokenizer().vocab_size,
-            draw_seed=lambda: self._seeds.getrandbits(SEED_BITS) or 1,
-        )
+        fields = self._asked(call, prompt_tokens, self._limits)
         if not streams(fields) and call.bounds is not None:
             for name in ("first_token", "next_token"):
                 if getattr(call.bounds, name) is not None:
@@ -243,6 +217,17 @@ class Admitting:
                         "use total or queued"
                     )
         return fields
+
+    def _asked(self, call: Call, prompt_tokens: int, limits: Limits) -> dict[str, Any]:
+        return generation_fields(
+            call.config,
+            call.keywords,
+            defaults=self._defaults,
+            limits=limits,
+            prompt_tokens=prompt_tokens,
+            vocab_size=self._tokenizer().vocab_size,
+            draw_seed=lambda: self._seeds.getrandbits(SEED_BITS) or 1,
+        )
 
     def _submission(
         self,
@@ -271,7 +256,7 @@ class Admitting:
             cleared="structured_output_config" not in fields,
         )
 
-    def _check_fit(self, submission: Submission) -> None:
+    def _check_fit(self, submission: Submission, call: Call) -> None:
         """The exact rule, against every pool when it is empty."""
         snapshot = self._driver.snapshot
         capacity, facts = snapshot.capacity, snapshot.facts
@@ -284,13 +269,40 @@ class Admitting:
                 f"max_num_batched_tokens ({most})"
             )
         needs = capacity.needs(submission.prompt_tokens, submission.max_new_tokens, submission.sequences)
-        lacking = capacity.lacking(needs)
-        if lacking:
-            words = ", ".join(f"{need} blocks of {name}, there are {have}" for name, (need, have) in lacking.items())
-            raise NeverFits(
-                f"{submission.prompt_tokens} prompt tokens and max_new_tokens={submission.max_new_tokens} "
-                f"in {submission.sequences} sequence(s) need {words}; shorten the prompt, lower max_new_tokens, "
-                "or give the engine a larger cache",
-                needed={name: need for name, (need, _) in lacking.items()},
-                available={name: have for name, (_, have) in lacking.items()},
-            )
+        if lacking := capacity.lacking(needs):
+            raise self._never_fits(submission, call, capacity, lacking)
+
+    def _never_fits(
+        self, asked: Submission, call: Call, capacity: Capacity, lacking: Mapping[str, tuple[int, int]]
+    ) -> NeverFits:
+        longest = longest_prompt(capacity, asked)
+        words = ", ".join(f"{need} blocks of {name}, there are {have}" for name, (need, have) in lacking.items())
+        remedy = (
+            f"the longest prompt that fits beside it has {longest} tokens: shorten the prompt, lower max_new_tokens"
+            if longest
+            else "no prompt fits beside it: lower max_new_tokens"
+        )
+        return NeverFits(
+            f"{asked.prompt_tokens} prompt tokens and max_new_tokens={asked.max_new_tokens}{self._why(asked, call)} "
+            f"in {asked.sequences} sequence(s) need {words}; {remedy}, or give the engine a larger cache",
+            needed={name: need for name, (need, _) in lacking.items()},
+            available={name: have for name, (_, have) in lacking.items()},
+            prompt_tokens_max=longest,
+        )
+
+    def _why(self, asked: Submission, call: Call) -> str:
+        """Why the length is another than what the caller wrote."""
+        boundless = evolve(self._limits, max_new_tokens=_NEVER_ASKED, max_new_tokens_default=_NEVER_ASKED)
+        length = self._asked(call, asked.prompt_tokens, boundless)["max_new_tokens"]
+        if length == asked.max_new_tokens:
+            return ""
+        return " (the default)" if length == _NEVER_ASKED else f" (Limits.max_new_tokens; asked: {length})"
+
+
+def longest_prompt(capacity: Capacity, asked: Submission) -> int:
+    """In tokens: what would fit an empty engine beside the same length, in as many sequences; 0: none."""
+
+    def is_too_long(prompt_tokens: int) -> bool:
+        return bool(capacity.lacking(capacity.needs(prompt_tokens, asked.max_new_tokens, asked.sequences)))
+
+    return bisect_left(range(1, asked.prompt_tokens + 1), True, key=is_too_long)

@@ -98,9 +98,10 @@ def too_large(most: int, value: object) -> bool:
                 left -= str.__len__(item) + 2
             elif isinstance(item, dict | list | tuple):
                 left -= len(item) + 1
-                if left >= 0:
-                    inner.extend(item)
-                    inner.extend(item.values() if isinstance(item, dict) else ())
+                if len(item) > left:
+                    return True
+                inner.extend(item)
+                inner.extend(item.values() if isinstance(item, dict) else ())
             else:
                 left -= 1
             if left < 0:

@@ -82,6 +82,7 @@ class NeverFits(Rejected):
     grpc_status_hint = "OUT_OF_RANGE"
     needed: Mapping[str, int] = {}  #: blocks, by the name of the pool that is too small
     available: Mapping[str, int] = {}  #: blocks that this pool has when it is empty
+    prompt_tokens_max: int = 0  #: of the longest prompt that fits beside the same max_new_tokens; 0: none does
 
 
 @final

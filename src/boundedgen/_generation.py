@@ -7,11 +7,13 @@ import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
+from datetime import timedelta
 from typing import Any, final
 
 from attrs import evolve
 
-from boundedgen._bounds import Bounds, Deadline
+from boundedgen._arguments import kind_of
+from boundedgen._bounds import Bounds, Deadline, patience
 from boundedgen._completion import Chunk, Completion, Reclamation
 from boundedgen._driver import Driver
 from boundedgen._errors import ERROR_OF, BoundedGenError, DeadlineExceeded, FinishReason, GenerationError
@@ -124,6 +126,8 @@ class Generation:
 
     def tighten(self, bounds: Bounds) -> None:
         """Shrink its `bounds`: `total` counts from submit, the others from now. A looser bound changes nothing."""
+        if not isinstance(bounds, Bounds):
+            raise TypeError(f"bounds must be a Bounds, not {kind_of(bounds)}")
         now = self._clock.now()
         waited = now - self._flow.submission.submitted_at
         later = {
@@ -135,25 +139,28 @@ class Generation:
 
     # --- waiting for it ------------------------------------------------------------------------------------------
 
-    def result(self, timeout: float | None = None) -> Completion:
+    def result(self, timeout: float | timedelta | None = None) -> Completion:
         """The completion, once it is there. Raises its GenerationError.
 
-        Plain TimeoutError after `timeout` seconds: it ends only this wait. None: as long as its bounds allow.
+        Plain TimeoutError after `timeout` (seconds or timedelta; 0 or less: it only looks): it ends only this wait.
+        None: as long as its bounds allow.
         """
+        within = patience(timeout)
         if not self._flow.done:
             refuse_to_block("'await generation'")
             self._driver.check_process()
             with self._flow.reader():
-                if not self._flow.wakers.wait(lambda: self._flow.done, timeout):
+                if not self._flow.wakers.wait(lambda: self._flow.done, within):
                     raise TimeoutError(
-                        f"generation {self.id} was not settled within {timeout} s; this ends only the wait"
+                        f"generation {self.id} was not settled within {within} s; this ends only the wait"
                     )
         return self._completion()
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """True once it is settled, False after `timeout` seconds. Its end, or its cancellation, ends only this wait."""
+        within = patience(timeout)
         with self._flow.reader():
-            return await self._flow.wakers.until(lambda: self._flow.done, timeout)
+            return await self._flow.wakers.until(lambda: self._flow.done, within)
 
     def __await__(self) -> Generator[Any, None, Completion]:
         return self._settled().__await__()
@@ -190,29 +197,31 @@ class Generation:
             return kind(f"{about} reached its bound {settled.bound!r} after {partial.total_s:.2f} s", **known)
         return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
 
-    def wait_reclaimed(self, timeout: float | None = None) -> Reclamation:
+    def wait_reclaimed(self, timeout: float | timedelta | None = None) -> Reclamation:
         """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds.
 
         None: until there is one, or the pipeline has ended (TimeoutError).
         """
+        within = patience(timeout)
         if not self._reclaim_decided():
             refuse_to_block("'await generation.await_reclaimed()'")
             self._driver.check_process()
-            self._flow.wakers.wait(self._reclaim_decided, timeout)
-        return self._reclamation(timeout)
+            self._flow.wakers.wait(self._reclaim_decided, within)
+        return self._reclamation(within)
 
-    async def await_reclaimed(self, timeout: float | None = None) -> Reclamation:
+    async def await_reclaimed(self, timeout: float | timedelta | None = None) -> Reclamation:
         """`wait_reclaimed` for a coroutine, with the same `timeout`."""
-        await self._flow.wakers.until(self._reclaim_decided, timeout)
-        return self._reclamation(timeout)
+        within = patience(timeout)
+        await self._flow.wakers.until(self._reclaim_decided, within)
+        return self._reclamation(within)
 
     def _reclaim_decided(self) -> bool:
         """There is a proof, or nobody is left who could bring one."""
         return self._flow.reclaimed is not None or self._driver.over
 
-    def _reclamation(self, timeout: float | None) -> Reclamation:
+    def _reclamation(self, within: float | None) -> Reclamation:
         if self._flow.reclaimed is None:
-            until = "before the pipeline ended" if self._driver.over else f"within {timeout} s"
+            until = "before the pipeline ended" if self._driver.over else f"within {within} s"
             raise TimeoutError(f"generation {self.id}: no proof of release {until}")
         return self._flow.reclaimed
 

@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from datetime import timedelta
 
+from boundedgen._arguments import kind_of, plain_str, reading, short, whole_number
 from boundedgen._bounds import Limits, seconds
 from boundedgen._core._leases import Lease as Row
 from boundedgen._door import Place
@@ -34,17 +35,16 @@ class Leasing:
         if ttl_s is None:
             raise TypeError("ttl must be seconds or a timedelta, not None")
         check_ttl("ttl", ttl_s, self._limits)
-        if not isinstance(owner, str) or len(owner.encode(errors="replace")) > self._limits.label_bytes:
-            raise ValueError(f"owner must be a str of at most {self._limits.label_bytes} bytes (Limits.label_bytes)")
-        if max_sequences is not None and (
-            isinstance(max_sequences, bool) or not isinstance(max_sequences, int) or max_sequences < 1
-        ):
-            raise ValueError(f"max_sequences is {max_sequences!r}; give a whole number from 1, or None")
+        owner, most = _owner(owner, self._limits.label_bytes), _at_most(max_sequences)
+        if not isinstance(renew_on_read, bool):
+            raise TypeError(f"renew_on_read must be True or False, not {short(renew_on_read)}")
         place = Place(self._left)
         try:
             if not place.take():
-                raise Saturated(f"there are {self._limits.leases_max} leases already", retry_after_s=1.0)
-            return self._grant(owner, ttl_s, renew_on_read, max_sequences, place)
+                raise Saturated(
+                    f"there are {self._limits.leases_max} leases already (Limits.leases_max)", retry_after_s=1.0
+                )
+            return self._grant(owner, ttl_s, renew_on_read, most, place)
         except BaseException:
             place.back()
             raise
@@ -60,14 +60,47 @@ class Leasing:
         return cell.lease
 
     def find(self, lease_id: str) -> Lease | None:
-        """The live lease of that id; None: over, or never there."""
-        cell = self._driver.cells.get(lease_id)
-        lease = None if cell is None else cell.lease
-        return lease if lease is not None and lease.live else None
+        """The live lease of that id; None: over, or never there. TypeError if it is no str."""
+        if not isinstance(lease_id, str):
+            raise TypeError(f"lease_id must be a str, the id of a lease, not {kind_of(lease_id)}")
+        return live_lease(self._driver, lease_id)
 
     def must_find(self, lease_id: str, owner: str | None = None) -> Lease:
         """The same, or LeaseExpired: over, unknown and of another owner look alike, since the id is a bearer token."""
+        if owner is not None and not isinstance(owner, str):
+            raise TypeError(f"owner must be a str or None, not {kind_of(owner)}")
         lease = self.find(lease_id)
-        if lease is None or (owner is not None and owner != lease.owner):
+        if lease is None or (owner is not None and plain_str(owner) != lease.owner):
             raise LeaseExpired("this lease is over or never existed; ask for a new one")
         return lease
+
+
+def live_lease(driver: Driver, lease_id: str) -> Lease | None:
+    """The pipeline's own live lease of that id."""
+    plain = plain_str(lease_id)
+    cell = driver.cells.get(plain) if len(plain) == 2 * ID_BYTES else None
+    lease = None if cell is None else cell.lease
+    return lease if lease is not None and lease.live else None
+
+
+def _owner(value: object, most: int) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"owner must be a str, not {kind_of(value)}")
+    plain = plain_str(value)
+    with reading("owner", ValueError):
+        size = len(plain) if len(plain) > most else len(plain.encode())
+    if size > most:
+        raise ValueError(f"owner has {len(plain)} characters; at most {most} bytes (Limits.label_bytes)")
+    return plain
+
+
+def _at_most(max_sequences: object) -> int | None:
+    if max_sequences is None:
+        return None
+    with reading("max_sequences", TypeError):
+        plain = whole_number(max_sequences)
+    if plain is None:
+        raise TypeError(f"max_sequences must be a whole number or None, not {short(max_sequences)}")
+    if plain < 1:
+        raise ValueError(f"max_sequences is {short(plain)}; give a whole number from 1, or None")
+    return plain

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, final, overload
 
-from boundedgen._admitting import Admitting, Call
-from boundedgen._bounds import Bounds, Limits
+from boundedgen._admitting import Admitting
+from boundedgen._bounds import Bounds, Limits, patience
+from boundedgen._call import Call
 from boundedgen._completion import Completion
 from boundedgen._door import Door
 from boundedgen._driver import Driver
@@ -149,7 +150,12 @@ class BoundedPipeline:
         return await self._runtime.offload(self.submit, prompt, generation_config, **arguments)
 
     def generate(
-        self, prompt: object, generation_config: object = None, *, timeout: float | None = None, **arguments: Any
+        self,
+        prompt: object,
+        generation_config: object = None,
+        *,
+        timeout: float | timedelta | None = None,
+        **arguments: Any,
     ) -> Completion:
         """Submit and wait for the completion, or raise its GenerationError.
 
@@ -157,6 +163,7 @@ class BoundedPipeline:
         plain TimeoutError) or a signal, cancels it. None: as long as its bounds allow.
         """
         refuse_to_block("'await pipeline.agenerate(…)'")
+        timeout = patience(timeout)
         with self.submit(prompt, generation_config, **arguments) as generation:
             return generation.result(timeout)
 
@@ -230,13 +237,14 @@ class BoundedPipeline:
         Its id is a bearer token of 128 random bits. `renew_on_read`: reading one of its generations, or waiting for
         one, renews it too. Leave it off (the default) where a proxy may read for a client that is gone: then only
         `renew` counts. `max_sequences`: at most so many generations under it at once, else Saturated; None: no limit.
-        Raises Saturated at `Limits.leases_max`, ValueError for a `ttl` over `Limits.lease_ttl_max`.
+        Raises Saturated at `Limits.leases_max`. A wrong argument is a TypeError or ValueError that names it, as a `ttl`
+        that is not more than 0 and at most `Limits.lease_ttl_max`.
         """
         self._serving.refuse_unless_open()
         return self._leasing.grant(owner, ttl, renew_on_read, max_sequences)
 
     def find_lease(self, lease_id: str) -> Lease | None:
-        """The live lease with the id `lease_id`; None: over, or never there."""
+        """The live lease with the id `lease_id`; None: over, or never there. TypeError if it is no str."""
         return self._leasing.find(lease_id)
 
     def renew(self, lease_id: str, owner: str | None = None) -> Lease:
@@ -259,7 +267,10 @@ class BoundedPipeline:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def stats(self, *, sequences: bool = False) -> SchedulerStats:
-        """What is inside the lane, now; answers at once in every state. `sequences`: also a row for each."""
+        """What is inside the lane, now; answers in microseconds, in every state, however many wait.
+
+        `sequences`: also a row for each sequence, which takes as many times ten microseconds.
+        """
         rejected = self._serving.rejections.by_error()
         return stats_of(self._driver, rejected, self._runtime.now(), sequences=sequences)
 
@@ -268,46 +279,47 @@ class BoundedPipeline:
         ready = self._loading.done()
         return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._runtime.now())
 
-    def probe(self, timeout: float = 10.0) -> ProbeResult:
+    def probe(self, timeout: float | timedelta = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.
 
-        No token within `timeout` seconds is FAILED. One runs at a time; concurrent callers share its result.
+        No token within `timeout` seconds (more than 0) is FAILED. One runs at a time; concurrent callers share its
+        result.
         """
         refuse_to_block("'await pipeline.aprobe(…)'")
         return self._probing.run(timeout)
 
-    async def aprobe(self, timeout: float = 10.0) -> ProbeResult:
+    async def aprobe(self, timeout: float | timedelta = 10.0) -> ProbeResult:
         """`probe` for a coroutine, with the same `timeout`."""
         return await self._probing.arun(timeout)
 
-    def wait_ready(self, timeout: float | None = None) -> None:
-        """Until the engine serves; at most `timeout` seconds. None, the default: `Limits.boot` (300 s).
+    def wait_ready(self, timeout: float | timedelta | None = None) -> None:
+        """Until the engine serves; at most `timeout` seconds (0 or less: it only looks). None: `Limits.boot` (300 s).
 
         Raises ModelLoadFailed, DeviceUnavailable, EngineFailed, EngineUnavailable (not yet) or PipelineClosed.
         """
         refuse_to_block("'await pipeline.await_ready()'")
-        timeout = self._limits.boot if timeout is None else timeout
-        self._driver.wakers.wait(self._decided, timeout)
-        self._raise_unless_ready(timeout)
+        within = patience(self._limits.boot if timeout is None else timeout)
+        self._driver.wakers.wait(self._decided, within)
+        self._raise_unless_ready(within)
 
-    async def await_ready(self, timeout: float | None = None) -> None:
+    async def await_ready(self, timeout: float | timedelta | None = None) -> None:
         """`wait_ready` for a coroutine, with the same `timeout`."""
-        timeout = self._limits.boot if timeout is None else timeout
-        await self._driver.wakers.until(self._decided, timeout)
-        self._raise_unless_ready(timeout)
+        within = patience(self._limits.boot if timeout is None else timeout)
+        await self._driver.wakers.until(self._decided, within)
+        self._raise_unless_ready(within)
 
     def _decided(self) -> bool:
         state = self._driver.snapshot.state
         served = state == "ready" and self._loading.done()
         return served or self._driver.over or state in ("failed", "closed")
 
-    def _raise_unless_ready(self, timeout: float) -> None:
+    def _raise_unless_ready(self, within: float | None) -> None:
         health = self.health()
         if health.state in (HealthState.READY, HealthState.STALLED):
             return
         if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
             self._serving.refuse_unless_served()
-        raise EngineUnavailable(f"not ready within {timeout:g} s: {health.state}", retry_after_s=health.retry_after_s)
+        raise EngineUnavailable(f"not ready within {within} s: {health.state}", retry_after_s=health.retry_after_s)
 
     # --- closing -------------------------------------------------------------------------------------------------
 
@@ -341,6 +353,7 @@ class BoundedPipeline:
 
     def __enter__(self) -> BoundedPipeline:
         try:
+            refuse_to_block("'async with'")
             self.wait_ready()
         except BaseException:
             self.close()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from boundedgen._bounds import seconds
+from boundedgen._arguments import short
+from boundedgen._bounds import Seconds, patience
 from boundedgen._errors import BoundedGenError
 from boundedgen._stats import ProbeResult, ProbeVerdict
 
@@ -29,22 +30,22 @@ class Probing:
         self._attempt: _Attempt | None = None
         self._beginning = threading.Lock()  # probing callers among themselves
 
-    def run(self, timeout: float) -> ProbeResult:
-        attempt = self._join(timeout)
+    def run(self, timeout: Seconds) -> ProbeResult:
+        within = _finite(timeout)
+        attempt = self._join(within)
         if not isinstance(attempt.generation, str | BoundedGenError):
-            attempt.generation._flow.wakers.wait(lambda: _done(attempt), timeout)
+            attempt.generation._flow.wakers.wait(lambda: _done(attempt), within)
         return self._conclude(attempt)
 
-    async def arun(self, timeout: float) -> ProbeResult:
-        attempt = self._join(timeout)
+    async def arun(self, timeout: Seconds) -> ProbeResult:
+        within = _finite(timeout)
+        attempt = self._join(within)
         if not isinstance(attempt.generation, str | BoundedGenError):
-            await attempt.generation._flow.wakers.until(lambda: _done(attempt), timeout)
+            await attempt.generation._flow.wakers.until(lambda: _done(attempt), within)
         return self._conclude(attempt)
 
     def _join(self, timeout: float) -> _Attempt:
         """The attempt that is under way, else a new one."""
-        if not 0 < (seconds("timeout", timeout) or 0.0) < float("inf"):
-            raise ValueError(f"timeout is {timeout!r}; a probe needs finite seconds, more than 0")
         with self._beginning:
             attempt = self._attempt
             if attempt is None or _done(attempt):
@@ -70,6 +71,13 @@ class Probing:
             return ProbeResult(verdict=ProbeVerdict.OK, seconds=generation.partial.total_s)
         why = f"no token within {seconds:.1f} s" if reason is None else f"ended {reason.name}"
         return ProbeResult(verdict=ProbeVerdict.FAILED, seconds=seconds, reason=why)
+
+
+def _finite(timeout: Seconds) -> float:
+    within = patience(timeout)
+    if not within:
+        raise ValueError(f"timeout is {short(timeout)}; a probe needs finite seconds, more than 0")
+    return within
 
 
 def _done(attempt: _Attempt) -> bool:

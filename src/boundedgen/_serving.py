@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from boundedgen._admitting import Admitting, Call
+from boundedgen._admitting import Admitting
+from boundedgen._arguments import kind_of, reading
+from boundedgen._call import CALL_ARGUMENTS, Call
 from boundedgen._door import Rejections
 from boundedgen._driver import Driver
 from boundedgen._errors import EngineUnavailable, PipelineClosed, Rejected
@@ -39,7 +41,7 @@ class Serving:
     def submit(self, call: Call) -> Generation:
         return self._send(self._admit(call))
 
-    def submit_all(self, calls: Sequence[Callable[[], Call]]) -> list[Generation]:
+    def submit_all(self, calls: Iterable[Callable[[], Call]]) -> list[Generation]:
         """All, or, if one is refused, none."""
         flows: list[Flow] = []
         try:
@@ -73,7 +75,7 @@ class Serving:
         if snapshot.state == "failed" or driver.failure is not None:
             raise error_of(driver, snapshot)
         if snapshot.state in ("closed", "draining") or driver.over:
-            raise PipelineClosed("this pipeline is closed or closing")
+            raise PipelineClosed("this pipeline is closed or closing; build a new one, or send this to another")
 
     def close(self) -> None:
         self._checks.close()
@@ -111,14 +113,12 @@ class Serving:
             self._driver.post("refuse", flow.submission.id, detail)
 
 
-def calls_of(prompts: Sequence[object], config: object, arguments: Mapping[str, Any]) -> list[Callable[[], Call]]:
-    """One call a prompt, made when it is needed, from the keywords of `submit`."""
-    if isinstance(prompts, str | bytes):
-        raise TypeError("prompts must be a sequence of prompts; for a single one use generate")
+def calls_of(prompts: Iterable[object], config: object, arguments: Mapping[str, Any]) -> Iterator[Callable[[], Call]]:
+    """One call a prompt, made when it is needed, from the keywords of `submit`. TypeError if there are no prompts."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts must be a list of prompts, not {kind_of(prompts)}; for a single one use generate")
     own = {name: value for name, value in arguments.items() if name in CALL_ARGUMENTS}
     keywords = {name: value for name, value in arguments.items() if name not in CALL_ARGUMENTS}
-    return [partial(Call, prompt=prompt, config=config, keywords=keywords, **own) for prompt in prompts]
-
-
-#: Keywords of `submit` that are not GenerationConfig fields.
-CALL_ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "tools", "template_context")
+    with reading("prompts", TypeError):
+        each = iter(prompts)
+    return (partial(Call, prompt=prompt, config=config, keywords=keywords, **own) for prompt in each)

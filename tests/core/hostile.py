@@ -128,18 +128,16 @@ STRANGE: dict[str, Any] = {
 }
 
 
-def timed(call: Callable[[], object], attempts: int = 3) -> tuple[object, BaseException | None, float]:
-    """What it returned, what it raised, and the seconds it took: the least of some attempts, on a shared machine."""
-    least = float("inf")
-    for _ in range(attempts):
-        began = time.perf_counter()
-        result: object = None
-        raised: BaseException | None = None
-        try:
-            result = call()
-        except Exception as error:
-            raised = error
-        least = min(least, time.perf_counter() - began)
-        if least < AT_ONCE_S:
-            break
-    return result, raised, least
+def timed(call: Callable[[], object]) -> tuple[object, BaseException | None, float]:
+    """What it returned, what it raised, and the processor's seconds that it took of this thread.
+
+    Others work on the machine, and what they take of it is not the refusal's. A call that waits is another matter.
+    """
+    result: object = None
+    raised: BaseException | None = None
+    began = time.thread_time()
+    try:
+        result = call()
+    except Exception as error:
+        raised = error
+    return result, raised, time.thread_time() - began
