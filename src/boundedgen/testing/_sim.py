@@ -355,7 +355,8 @@ class SimEngine:
         if row.stop_taken_at is None:
             row.ended = True
             row.release_not_before = self._steps + self.model.proof_steps
-            self._tidings.finished.append(Finish(stay, why, row.results(self.model.vocab_size)))
+            results = row.results(self.model.vocab_size) if why != "ignored" else ()
+            self._tidings.finished.append(Finish(stay, why, results))
 
     def _ignore_one(self) -> None:
         for stay, row in reversed(self._rows.items()):
