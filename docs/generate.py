@@ -21,6 +21,7 @@ from boundedgen._core._events import Pulse
 from boundedgen._core._phases import MOVES, EnginePhase, SequencePhase, StayPhase
 from boundedgen._core._watch import ACK_STEPS, FIRST_STEPS, step_budget
 from boundedgen._driver import POLICY_ANSWER
+from boundedgen.testing import FaultKind
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -325,6 +326,14 @@ def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"```py\n{line}\n```\n"
 
 
+# --- the test kit ----------------------------------------------------------------------------------------------------
+
+
+def testing_faults() -> str:
+    """Every fault of the simulated engine."""
+    return table(["Kind", "Value", "What happens"], fields_of(FaultKind))
+
+
 # --- diagrams --------------------------------------------------------------------------------------------------------
 
 
@@ -357,7 +366,7 @@ def example(name: str) -> Callable[[], str]:
     return show
 
 
-EXAMPLES = ("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat")
+EXAMPLES = ("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane")
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "limits": limits,
@@ -365,6 +374,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "reasons": reasons,
     "times": times,
     "quote": quote,
+    "testing_faults": testing_faults,
     "sequence_phases": diagram(SequencePhase),
     "stay_phases": diagram(StayPhase),
     "engine_phases": diagram(EnginePhase),
