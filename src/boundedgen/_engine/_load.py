@@ -38,11 +38,11 @@ class Work:
 def schedule(works: Iterable[Work], room: int) -> tuple[int, int]:
     """Tokens that the next step schedules of all of them at most, and the sum of them times their context.
 
-    As the engine does: what decodes comes first, prompts share what is left. It is no bound for a prompt that waits for
-    blocks inside of the engine, which none does whose blocks were reserved.
+    In order of arrival: the engine takes what decodes first, but prompts in their order, so that no prompt has one that
+    decodes behind it. It is no bound for a prompt that waits for blocks inside, which none does whose were reserved.
     """
     scheduled = attention = 0
-    for work in sorted(works, key=lambda work: work.computed < work.prompt):
+    for work in works:
         tokens, area = work.schedule(max(0, room - scheduled))
         scheduled += tokens
         attention += area
