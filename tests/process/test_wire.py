@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from boundedgen._core._events import (
@@ -132,7 +132,6 @@ def test_a_frame_that_is_cut_off_at_its_end_is_no_error_and_no_word(word: Word) 
         assert Decoder(LIMIT).feed(data[:end]) == []
 
 
-@settings(max_examples=300)
 @given(words, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
 def test_a_mutated_frame_decodes_to_a_word_or_is_a_wire_error(
     word: Word, changes: list[tuple[int, int]], body_only: bool
