@@ -229,11 +229,13 @@ def test_a_probe_waits_for_nobody_and_is_in_no_total() -> None:
     assert g.admitted() == [1, probe]
     census = g.governor.census()
     assert (census.waiting, census.running, g.governor.tally.submitted) == (1, 1, 2)
-    stay = g.stay_of(probe)
-    g.step(taken=(stay,), outputs=(Output(stay, (1,)),), finished=(Finish(stay, "length"),), released=released(stay))
+    stay, before = g.stay_of(probe), g.governor.tally.tokens
+    g.step(taken=(stay,), outputs=(Output(stay, (1,)),), finished=(Finish(stay, "length"),))
     assert g.reason(probe) == "length"
     census = g.governor.census()
-    assert (census.waiting, census.running) == (1, 1)
+    assert (census.waiting, census.running, census.stopping, census.stopping_since) == (1, 1, 0, None)
+    g.step(released=released(stay))
+    assert g.governor.tally.tokens == before
     assert not g.governor.tally.finished
     assert g.reason(waits) is None
 

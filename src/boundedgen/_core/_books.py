@@ -57,10 +57,11 @@ class Books:
         self._effects: list[ev.Effect] = []
 
     def census(self) -> Census:
-        """Costs what is held, however many wait. Sequences apart from the probe; stays with the probe's."""
-        found = (self.sequences.get(stay.sequence) for stay in self.stays.values() if not stay.probe)
+        """Costs what is held, however many wait. A probe is in none of it."""
+        stays = [stay for stay in self.stays.values() if not stay.probe]
+        found = (self.sequences.get(stay.sequence) for stay in stays)
         running = [s for s in found if s is not None and s.phase is SequencePhase.RUNNING]
-        stopping = [stay for stay in self.stays.values() if stay.phase is StayPhase.STOPPING]
+        stopping = [stay for stay in stays if stay.phase is StayPhase.STOPPING]
         return Census(
             waiting=len(self.sequences) - self.probes - len(running),
             running=len(running),

@@ -46,7 +46,7 @@ class Reporting(Living):
             self.tally.late_tokens += len(output.token_ids)
             return
         sequence.tokens += len(output.token_ids)
-        self.tally.tokens += len(output.token_ids)
+        self.tally.tokens += 0 if stay.probe else len(output.token_ids)
         self.life.served(now, self._forget_after)
         if sequence.first_token_at is None:
             sequence.first_token_at = now
@@ -64,7 +64,7 @@ class Reporting(Living):
         move(stay, StayPhase.STOPPING)
         self.watch.reclaiming(stay.id, self.watch.steps - 1, now)
         tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
-        if finish.results:
+        if tokens > sequence.tokens:
             self.tally.tokens += tokens - sequence.tokens
             sequence.tokens = tokens
             self.life.served(now, self._forget_after)
