@@ -126,6 +126,10 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("request_id", "id", "name"), "use label= for a name of yours; the generation has an id"),
     **dict.fromkeys(("user", "user_id"), "use owner="),
     **dict.fromkeys(("messages", "inputs", "input_ids", "prompts"), "give it as the first argument, prompt"),
+    **dict.fromkeys(
+        ("bounds", "lease", "owner", "priority", "label", "tools", "template_context"),
+        "give it to submit, beside the configuration",
+    ),
     **dict.fromkeys(("config", "sampling_params"), "use generation_config="),
     **dict.fromkeys(("lease_id", "lease_ttl"), "use lease=, with what pipeline.lease(owner, ttl=seconds) returns"),
     **dict.fromkeys(("images", "image", "videos", "audios", "draft_model"), "this version serves text only"),
