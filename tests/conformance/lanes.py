@@ -21,7 +21,7 @@ from boundedgen.testing._sim_model import SimModel
 MODELS = {"plain": raw.PLAIN, "hybrid": raw.HYBRID}
 BLOCK = {"CPU": 32, "GPU": 16}
 F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-PATIENCE_S = 100.0
+PATIENCE_S = 250.0
 
 
 @define(eq=False)
@@ -60,15 +60,20 @@ class RealLane:
         return script.reworded(next(self._numbers))
 
     def _spec(self, settings: Settings) -> dict[str, Any]:
-        blocks = settings.tokens // BLOCK[self.device] - 1  # and the probe's
-        return {
-            "models_path": MODELS[settings.model],
-            "scheduler": {"num_kv_blocks": blocks, **settings.scheduler},
-            "device": self.device,
-            "properties": dict(self.properties),
-            "tokenizer_properties": {},
-            "insist_prefix_caching": False,
-        }
+        return engine_spec(settings, self.device, self.properties)
+
+
+def engine_spec(settings: Settings, device: str = "CPU", properties: Mapping[str, str] = F32) -> dict[str, Any]:
+    """The boot spec, as plain data."""
+    blocks = settings.tokens // BLOCK[device] - 1  # and the probe's
+    return {
+        "models_path": MODELS[settings.model],
+        "scheduler": {"num_kv_blocks": blocks, **settings.scheduler},
+        "device": device,
+        "properties": dict(properties),
+        "tokenizer_properties": {},
+        "insist_prefix_caching": False,
+    }
 
 
 def model_of(facts: Mapping[str, Any], ends: Mapping[tuple[int, ...], int]) -> SimModel:
