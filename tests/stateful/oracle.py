@@ -135,8 +135,9 @@ class Needs:
 
 
 class Oracle:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, forget_after: float) -> None:
         self.limits = limits
+        self.forget_after = forget_after
         self.ready = ReadyTime()
         self.rows: dict[int, Row] = {}
         self.stays: dict[int, StayRow] = {}
@@ -158,7 +159,9 @@ class Oracle:
         self.permanent = False
         self.given_up = False
         self.killed_at = float("inf")
-        self.asked = 0
+        self.failures = 0  #: deaths in a row that were not asked for
+        self.failing_since = 0.0
+        self.ready_since = float("inf")
         self.progress_at: float | None = None
         self.woke_at = float("-inf")
         self.woke_outside = float("-inf")
@@ -265,7 +268,7 @@ class Oracle:
 
     def _became_ready(self, facts: ev.EngineFacts, now: float) -> None:
         again = self.facts is not None
-        self.phase, self.facts = "up", facts
+        self.phase, self.facts, self.ready_since = "up", facts, now
         self.needs = Needs(facts.pools, tuple(facts.probe_blocks.get(p.name, 0) for p in facts.pools))
         self.running_max = min(facts.running_max, self.limits.running_max or facts.running_max)
         self.ready.run(now)
@@ -281,11 +284,21 @@ class Oracle:
     def _exited(self, now: float) -> None:
         if self.phase in ("starting", "up"):
             self.died_now = True
+            self._failed(now)
         self.ready.stand(now)
         for stay in self.open_stays():
             stay.gone = "died"
         self.phase = "down"
         self.ghosts.clear()
+
+    def _failed(self, now: float) -> None:
+        self.failing_since = self.failing_since if self.failures else now
+        self.failures += 1
+
+    def _served(self, now: float) -> None:
+        """Tokens reached a caller; a mere boot forgets nothing."""
+        if now - self.ready_since >= self.forget_after:
+            self.failures = 0
 
     def _progressed(self, report: ev.Progress, now: float) -> None:
         self.reported_steps = report.steps
@@ -354,7 +367,7 @@ class Oracle:
                 assert self.phase == "down"
                 assert not self.closing
                 assert not self.permanent
-                self.asked += 1
+                assert (effect.failures, effect.since) == (self.failures, self.failing_since), "the budget is told"
             case ev.Became():
                 self._became(effect.state)
 
@@ -388,6 +401,7 @@ class Oracle:
             assert self.engine is not None
             why = self.engine.triggered & JUSTIFIED[effect.cause]
             assert why, f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
+            self._failed(now)
         self.phase, self.killed_at, self.died_now = "dying", now, True
         self.ready.stand(now)
 
@@ -434,6 +448,7 @@ class Oracle:
         assert row.settled is None, "nothing is emitted after settlement"
         assert effect.token_ids
         row.emitted += effect.token_ids
+        self._served(now)
         assert row.emitted == row.text[: len(row.emitted)], "tokens arrive once, in order, unchanged"
         row.first_end, row.gap_end, row.known_at = float("inf"), self.ready.at(now) + row.gap, now
 
@@ -464,6 +479,9 @@ class Oracle:
         row.settled = effect.reason
         self.reasons[effect.reason] += not row.submission.probe
         assert effect.held is any(s.row is row for s in self.stays.values() if not s.proved), "held: a proof follows"
+        shown_at_the_end = row.finish is not None and any(result.token_ids for result in row.finish.results)
+        if shown_at_the_end and effect.reason in ("stop", "length", "cache_exhausted"):
+            self._served(now)
         implicit = self.leases.get(f"implicit-{effect.sequence}")
         if effect.reason == "deadline":
             self._check_deadline(row, effect, now)
@@ -503,7 +521,8 @@ class Oracle:
                 assert row.finish_ended <= row.total_at + EPS, "its step ended after its deadline"
                 self._check_result(row, effect)
             case "rejected":
-                assert row.refused or row.refused_by_engine or self._never_fits(submission)
+                by_size = self.phase == "up" and not self.doomed and self._never_fits(submission)
+                assert row.refused or row.refused_by_engine or by_size, "only a living engine tells what never fits"
             case "lease":
                 assert lease is None or lease.over
             case "engine_lost":

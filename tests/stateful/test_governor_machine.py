@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from stateful.oracle import EPS, Oracle, expected_tokens
 
 from boundedgen._bounds import Bounds, Limits
+from boundedgen._core import _deadlines
 from boundedgen._core import _events as ev
 from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Lease
@@ -42,6 +44,9 @@ POOLS = {
     "hybrid, a block a sequence": (KV, ev.PoolFacts("linear_attention", 3, None)),
     "hybrid, cached": (KV, ev.PoolFacts("linear_attention", 6, 8)),
 }
+KV_BLOCKS = (4, 13, 26)  #: an engine that sizes its cache by bytes comes back with another number
+FORGET_AFTER = 20.0
+SLACK = _deadlines.SLACK
 FAULTS = [k for k in K if k is not K.LATE_WORDS and k is not K.UNKILLABLE and k not in BOOT_FAULTS]
 
 
@@ -59,6 +64,8 @@ bounds = st.builds(
     next_token=bound,
 )
 loose = st.just(Bounds(total=TOTAL_MAX))
+met = st.sampled_from([{}, {}, {"queued": 0.5}, {"first_token": 3.0}, {"next_token": 2.0}, {"next_token": 4.0}])
+late = st.sampled_from([0.0, 0.0, 0.3, 1.0])  # well within one standstill of the ready clock
 
 
 class GovernorMachine(RuleBasedStateMachine):
@@ -70,7 +77,9 @@ class GovernorMachine(RuleBasedStateMachine):
         pipe_s=st.sampled_from([0.0, 0.003]),
         patience=st.sampled_from([2, 50, 50]),
         faults=st.sampled_from([(), (), (), (K.STILLBORN,), (K.BOOT_FAILS,), (K.BOOT_DIES,)]),
+        lurking=st.none() | st.sampled_from(FAULTS),
         booted=st.booleans(),
+        slack=st.sampled_from([0, SLACK]),
     )
     def begin(
         self,
@@ -81,8 +90,11 @@ class GovernorMachine(RuleBasedStateMachine):
         pipe_s: float,
         patience: int,
         faults: tuple[K, ...],
+        lurking: K | None,
         booted: bool,
+        slack: int,
     ) -> None:
+        _deadlines.SLACK = slack
         self.clock = VirtualClock()
         self.model = SimModel(
             pools=POOLS[pools],
@@ -94,10 +106,12 @@ class GovernorMachine(RuleBasedStateMachine):
             step_s=step_s,
             pipe_s=pipe_s,
         )
-        self.governor = Governor(LIMITS, forget_after=20.0)
-        self.oracle = Oracle(LIMITS)
+        self.governor = Governor(LIMITS, forget_after=FORGET_AFTER)
+        self.oracle = Oracle(LIMITS, FORGET_AFTER)
         self.engine: SimEngine | None = None
         self.next_faults = [Fault(kind=kind, permanent=patience == 2) for kind in faults]
+        if lurking is not None:
+            self.next_faults.append(Fault(kind=lurking, at_step=4, seconds=20.0))
         self.patience = patience
         self.restart_delay = 0.5
         self.todo: list[ev.Effect] = []
@@ -353,9 +367,10 @@ class GovernorMachine(RuleBasedStateMachine):
         self.oracle.granted(lease, ttl, now)
         self._feed(lambda: self.governor.grant(Lease(lease, "owner", ttl), now))
 
-    @rule(which=st.integers(0, 30))
-    def renew(self, which: int) -> None:
-        leases, at = sorted(i for i in self.oracle.leases if not i.startswith("implicit")), self.now
+    @rule(which=st.integers(0, 30), ago=late)
+    def renew(self, which: int, ago: float) -> None:
+        """`ago`: a renewer that was held up between looking at the clock and posting; others came in between."""
+        leases, at = sorted(i for i in self.oracle.leases if not i.startswith("implicit")), self.now - ago
         if leases:
             self._command(lambda now: self._renew(leases[which % len(leases)], at, now))
 
@@ -363,9 +378,12 @@ class GovernorMachine(RuleBasedStateMachine):
         self.oracle.renewed(lease, at, self._feed(lambda: self.governor.renew(lease, at, now)))
 
     @precondition(lambda self: not self.stopped)
-    @rule(ttl=st.sampled_from([0.5, 3.0]), by=st.sampled_from([-0.1, 0.1]), renewed=st.booleans())
-    def outlive_a_lease(self, ttl: float, by: float, renewed: bool) -> None:
-        """Two generations under one lease, a driver that is stopped around its end, a renewal just in time or late."""
+    @rule(ttl=st.sampled_from([0.5, 3.0]), by=st.sampled_from([-0.1, 0.1]), renewals=st.integers(0, 2))
+    def outlive_a_lease(self, ttl: float, by: float, renewals: int) -> None:
+        """Two generations under one lease, a driver that is stopped around its end, renewals just in time or late.
+
+        The later of two renewals is the older one: who posted it was held up.
+        """
         self.grant(ttl)
         lease = f"lease-{self.ids}"
         for _ in range(2):
@@ -373,10 +391,10 @@ class GovernorMachine(RuleBasedStateMachine):
             self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
         self.stopped = True
         self.clock.advance(ttl + by)
-        at = self.now
-        if renewed:
-            self._command(lambda now: self._renew(lease, at, now))
+        for older in range(renewals):
+            self._command(lambda now, at=self.now - 0.3 * older: self._renew(lease, at, now))  # type: ignore[misc]
         self._wake()
+        self._advance_to(self.now + ttl)
 
     @rule(which=st.integers(0, 30))
     def revoke(self, which: int) -> None:
@@ -385,9 +403,9 @@ class GovernorMachine(RuleBasedStateMachine):
             lease = leases[which % len(leases)]
             self._command(lambda now: self._feed(lambda: self.governor.revoke(lease, now)))
 
-    @rule(which=st.integers(0, 30))
-    def read(self, which: int) -> None:
-        sequence, at = self._pick(which), self.now
+    @rule(which=st.integers(0, 30), ago=late)
+    def read(self, which: int, ago: float) -> None:
+        sequence, at = self._pick(which), self.now - ago
         if sequence is not None:
             self._command(lambda now: self._read(sequence, at, now))
 
@@ -442,14 +460,14 @@ class GovernorMachine(RuleBasedStateMachine):
     def resume_the_driver(self, seconds: float) -> None:
         self._advance_to(self.now + seconds)
 
-    @rule(seconds=spans)
-    def work_for(self, seconds: float) -> None:
-        self._work_for(seconds)
+    @rule(seconds=spans, also=met)
+    def work_for(self, seconds: float, also: dict[str, float]) -> None:
+        self._work_for(seconds, also)
 
-    def _work_for(self, seconds: float) -> None:
-        """Three long generations, then time."""
+    def _work_for(self, seconds: float, also: dict[str, float]) -> None:
+        """Three long generations under bounds that an engine at its best meets, then time."""
         for _ in range(3):
-            submission = self._new(prompt_tokens=5, max_new_tokens=25, bounds=Bounds(total=TOTAL_MAX))
+            submission = self._new(prompt_tokens=5, max_new_tokens=25, bounds=Bounds(total=TOTAL_MAX, **also))
             self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
         self._advance_to(self.now + seconds)
 
@@ -460,15 +478,14 @@ class GovernorMachine(RuleBasedStateMachine):
         ahead=st.integers(1, 4),
         seconds=st.sampled_from([0.5, 20.0]),
         steps=st.integers(1, 2),
-        load=st.booleans(),
+        load=st.none() | met,
     )
-    def inject(self, kind: K, ahead: int, seconds: float, steps: int, load: bool) -> None:
+    def inject(self, kind: K, ahead: int, seconds: float, steps: int, load: dict[str, float] | None) -> None:
         engine = self._the_engine
         at_step = engine.pulse(self.now).steps_begun + ahead
         engine.faults.append(Fault(kind=kind, at_step=at_step, seconds=seconds, steps=steps))
-
-        if load:
-            self._work_for(3.5)
+        if load is not None:
+            self._work_for(3.5, load)
 
     @rule(kind=st.sampled_from(BOOT_FAULTS), permanent=st.sampled_from([False, False, True]))
     def spoil_the_next_boot(self, kind: K, permanent: bool) -> None:
@@ -484,6 +501,22 @@ class GovernorMachine(RuleBasedStateMachine):
         if sure:
             self._the_engine.kill(self.now)
 
+    @rule(blocks=st.sampled_from(KV_BLOCKS))
+    def resize_the_next_engine(self, blocks: int) -> None:
+        first, *rest = self.model.pools
+        self.model = evolve(self.model, pools=(evolve(first, blocks=blocks), *rest))
+
+    @precondition(lambda self: not self.stopped)
+    @rule(blocks=st.sampled_from(KV_BLOCKS), sequences=st.integers(1, 3), before=spans)
+    def outgrow_the_engine(self, blocks: int, sequences: int, before: float) -> None:
+        """A submission while the engine is replaced by one of another size, which alone tells whether it fits."""
+        self.resize_the_next_engine(blocks)
+        self._the_engine.kill(self.now)
+        self._advance_to(self.now + before)
+        submission = self._new(prompt_tokens=20, max_new_tokens=10, sequences=sequences, bounds=Bounds(total=TOTAL_MAX))
+        self._command(lambda now: self._submit(submission, now))
+        self._advance_to(self.now + 5.0)
+
     @rule(delay=st.sampled_from([0.0, 0.5, 4.0]))
     def set_restart_delay(self, delay: float) -> None:
         self.restart_delay = delay
@@ -498,7 +531,7 @@ class GovernorMachine(RuleBasedStateMachine):
 
     @rule(drain=st.sampled_from([0.0, 1.0, 6.0]), sure=st.sampled_from([False, False, False, False, True]))
     def close(self, drain: float, sure: bool) -> None:
-        if sure:
+        if sure or self.oracle.closing:
             self._command(lambda now: self._close(drain, now))
 
     def _close(self, drain: float, now: float) -> None:
@@ -508,6 +541,12 @@ class GovernorMachine(RuleBasedStateMachine):
     # --- liveness: mend, run on, everything ends ---------------------------------------------------------------------
 
     def teardown(self) -> None:
+        try:
+            self._end_well()
+        finally:
+            _deadlines.SLACK = SLACK
+
+    def _end_well(self) -> None:
         if not hasattr(self, "governor") or self.broken:
             return
         self._mend()

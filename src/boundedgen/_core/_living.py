@@ -81,6 +81,7 @@ class Living(Occupying):
         self.tally.kills[death.cause.value] += 1
         self.clock.stand(now)
         self.watch.over()
+        self.ledger.capacity = None
         self._parting = death
         self._became()
 
@@ -113,7 +114,6 @@ class Living(Occupying):
         self._to_kill = False
         for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)
-        self.ledger.capacity = None
         if self.life.phase is EnginePhase.DYING:
             self._after_death(now)
             self._became()
