@@ -216,6 +216,12 @@ def _check_beams(fields: Mapping[str, Any], beams: int, results: int) -> None:
                 f"{name} is {_told(fields[name])} with num_beams={beams}: beam search does not take it; "
                 f"set {name}={off}"
             )
+    if fields.get("stop_strings"):
+        # Any number of tokens can hold one: the candidates of a step could all end at it, see below.
+        raise InvalidRequest(
+            f"stop_strings with num_beams={beams}: the engine fails when all candidates of a step end; "
+            "leave them out, or use stop_token_ids"
+        )
     groups = fields.get("num_beam_groups", 1)
     if beams % groups:
         raise InvalidRequest(f"num_beam_groups is {groups}, which does not divide num_beams ({beams})")

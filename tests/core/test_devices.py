@@ -223,6 +223,7 @@ def test_a_path_without_a_model_is_told_before_anything_is_started(kind: str, tm
     found = preflight(make(tmp_path / "model"), "CPU")
     assert found is not None
     assert (found.kind, found.permanent) == ("model", True)
+    assert found.text.startswith(f"models_path {make(tmp_path / 'model')} ")
     assert [words for words in expected if words not in found.text] == []
 
 

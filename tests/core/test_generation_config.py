@@ -182,6 +182,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups is 2 and diversity_penalty 0: set both"),
     ({"num_beams": 4, "diversity_penalty": 1.0}, "num_beam_groups is 1 and diversity_penalty 1: set both"),
     ({"num_beams": 2, "do_sample": True}, "do_sample is True with num_beams=2"),
+    ({"num_beams": 2, "stop_strings": ["a"]}, "stop_strings with num_beams=2"),
+    ({"num_beams": 2, "stop_token_ids": [3, 4, 5]}, "stop_token_ids holds 4 ids .* looks at 4 candidates"),
+    ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0, "stop_token_ids": [3, 4, 5]}, "holds 4 ids"),
+    ({"num_beams": 2, "eos_token_id": [3, 4, 5, 6]}, "stop_token_ids holds 4 ids"),
     ({"num_beams": 2, "repetition_penalty": 1.1}, "repetition_penalty is 1.1 with num_beams=2"),
     ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size"),
     ({"stop_token_ids": [10**7]}, "stop_token_ids is 10000000; .*at most 258"),
@@ -277,6 +281,48 @@ def test_structured_output_becomes_its_kind_and_its_text() -> None:
     assert fields(structured_output_config={"regex": "a+", "grammar": None})["structured_output_config"] == {
         "regex": "a+"
     }
+
+
+def test_beams_whose_candidates_cannot_all_end_are_taken() -> None:
+    """Of each beam's twice as many candidates as its group has beams one goes on."""
+    for beams, groups in ((2, 1), (4, 1), (4, 2), (4, 4)):
+        most = 2 * beams // groups - 1  # the model's own end of sequence is one of them
+        given = {"num_beams": beams, "num_beam_groups": groups, "diversity_penalty": float(groups > 1)}
+        got = fields(given, stop_token_ids=list(range(3, 2 + most)))
+        assert len(got["stop_token_ids"]) == most
+        with pytest.raises(InvalidRequest, match=f"stop_token_ids holds {most + 1} ids"):
+            fields(given, stop_token_ids=list(range(3, 3 + most)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [
+        ("top_p", 1e-300, "0 to the engine"),
+        ("top_p", 5e-324, "0 to the engine"),
+        ("min_p", 0.99999999999, "1 to the engine"),
+        ("repetition_penalty", 1e-300, None),
+        ("repetition_penalty", 3.41e38, None),
+    ],
+)
+def test_a_value_that_only_32_bits_make_wrong_is_refused_and_says_so(name: str, value: float, seen: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is .*{seen or 'it must be'}"):
+        fields({name: value, "do_sample": True})
+
+
+def test_values_are_what_the_engine_makes_of_them() -> None:
+    got = fields(temperature=0.1, top_p=0.9, do_sample=True)
+    assert (got["temperature"], got["top_p"]) == (float(np.float32(0.1)), float(np.float32(0.9)))
+    assert fields(num_beams=2, frequency_penalty=1e-300)["frequency_penalty"] == 0.0
+    with pytest.raises(InvalidRequest, match="num_beam_groups is 2 and diversity_penalty 0: set both"):
+        fields(num_beams=4, num_beam_groups=2, diversity_penalty=1e-300)
+
+
+def test_there_are_at_most_so_many_stop_ids() -> None:
+    limits = Limits(stop_token_ids=3)
+    assert fields(stop_token_ids=[3, 4, 5], limits=limits)["stop_token_ids"] == [2, 3, 4, 5]
+    for name in ("stop_token_ids", "eos_token_id"):
+        with pytest.raises(InvalidRequest, match=rf"{name} holds 4 ids; at most 3 \(Limits.stop_token_ids\)"):
+            fields({name: [3, 4, 5, 6]}, limits=limits)
 
 
 # --- how many ----------------------------------------------------------------------------------------------------

@@ -272,6 +272,37 @@ def bad_grammar(kind: str) -> list[str]:
     return [*errors, step_error(pipe), status(bystander)]
 
 
+def beams_that_all_end(ends: int, by: str) -> list[str]:
+    """Two beams, of whose four candidates `ends` end at the first step. Errors of three steps; a bystander's state."""
+    prompt, candidates = _candidates(4)
+    pipe = pipeline(num_kv_blocks=8)
+    bystander = add(pipe, 1, 10, 20)
+    if by == "strings":
+        strings = set(list(candidates.values())[:ends])
+        request = raw.config(8, num_beams=2, stop_strings=strings, include_stop_str_in_output=True)
+    else:
+        request = raw.config(8, num_beams=2, ignore_eos=False, stop_token_ids=set(list(candidates)[:ends]))
+    request.validate()
+    culprit = pipe.add_request(2, raw.tensor(prompt), request)
+    errors = [step_error(pipe) for _ in range(2)]
+    culprit.stop()
+    return [*errors, step_error(pipe), status(bystander)]
+
+
+def _candidates(count: int) -> tuple[list[int], dict[int, str]]:
+    """A prompt, and the likeliest tokens after it with their texts, all of which are characters."""
+    pipe, tokenizer = shared(num_kv_blocks=64), genai.Tokenizer(raw.PLAIN)
+    for seed in range(200):
+        prompt = raw.ids(8, seed)
+        config = raw.config(1, num_beams=count, num_return_sequences=count)
+        handle = pipe.add_request(seed, raw.tensor(prompt), config)
+        pump(pipe)
+        texts = {o.generated_ids[0]: tokenizer.decode(o.generated_ids) for o in handle.read_all()}
+        if all(text.isascii() and text.strip() for text in texts.values()):
+            return prompt, texts
+    raise AssertionError("no prompt is followed by characters only")
+
+
 def longer_than_a_batch() -> list[str]:
     pipe = pipeline(num_kv_blocks=64, dynamic_split_fuse=False, max_num_seqs=4, max_num_batched_tokens=64)
     handle = add(pipe, 1, 100, 5)

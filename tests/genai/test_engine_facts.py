@@ -167,6 +167,16 @@ def test_a_bad_grammar_passes_the_door_and_poisons_the_pipeline(lab: Lab, kind: 
     assert bystander == "RUNNING"
 
 
+@pytest.mark.parametrize("by", ["ids", "strings"])
+def test_beams_whose_candidates_all_end_in_one_step_poison_the_pipeline(lab: Lab, by: str) -> None:
+    first, second, culprit_stopped, bystander = lab.run(engine.beams_that_all_end, 4, by)
+    assert "remove_it != m_sequences.end()" in first
+    assert second
+    assert culprit_stopped
+    assert bystander == "RUNNING"
+    assert lab.run(engine.beams_that_all_end, 3, by)[:3] == ["", "", ""], "one goes on, and all is well"
+
+
 def test_a_prompt_longer_than_a_batch_raises_at_every_step_without_split_fuse(lab: Lab) -> None:
     first, second, state = lab.run(engine.longer_than_a_batch)
     assert "longer than max number of tokens in batch" in first

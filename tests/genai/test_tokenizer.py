@@ -293,7 +293,25 @@ def some(*parts: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 def all_candidates_can_end(config: dict[str, Any]) -> bool:
     """The model's own end of sequence is 2; a group of beams looks at twice as many candidates as it has beams."""
     beams = config.get("num_beams", 1) // config.get("num_beam_groups", 1)
-    return "num_beams" in config and len({2, *config.get("stop_token_ids", ())}) >= 2 * beams
+    ends = len({2, *config.get("stop_token_ids", ())})
+    return "num_beams" in config and (ends >= 2 * beams or bool(config.get("stop_strings")))
+
+
+EDGES = [0.0, 5e-324, 1e-300, 1e-46, 7e-46, 1.5e-45, 1e-38, 0.5, 1 - 1e-11, 1 - 1e-7, 1.0, 1 + 1e-11, 1 + 1e-7, 2.0]
+EDGES += [2 + 1e-11, 2.1, 3.4e38, 3.5e38, 1e300]
+REALS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p", "min_p")
+
+
+@pytest.mark.parametrize("value", [sign * edge for edge in EDGES for sign in (1.0, -1.0)])
+@pytest.mark.parametrize("name", REALS)
+def test_the_engine_s_own_check_takes_every_float_that_the_door_takes(name: str, value: float) -> None:
+    """In 32 bits: it refuses a top_p of 1e-300, since that is 0 to it."""
+    try:
+        fields = asked({"do_sample": True, name: value})
+    except InvalidRequest:
+        return
+    config = native(fields)
+    assert getattr(config, name) == fields[name], "as the door saw it"
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -305,7 +323,7 @@ def test_the_engine_takes_what_the_door_lets_through_and_holds_no_more_than_coun
     assume(not all_candidates_can_end(config))  # refused, see below
     fields = asked(config)
     rows, _, most = engine.run([50, 60, 70], fields)
-    assert len(rows) >= 1 or fields.get("stop_strings")
+    assert len(rows) >= 1 or fields.get("stop_strings")  # met by the first token
     assert all(len(row) <= fields["max_new_tokens"] for row in rows)
     assert most <= sequences_of(fields) * math.ceil((3 + fields["max_new_tokens"] - 1) / 32)
 

@@ -90,9 +90,9 @@ def preflight(models_path: str | os.PathLike[str], device: str) -> Diagnosis | N
     """What can be known to be wrong before a process is started; None: nothing. Looks at the head of a GGUF at most."""
     path = Path(models_path)
     try:
-        text = _device_defect(device) or _path_defect(path)
+        text = _device_defect(device) or _named(_path_defect(path))
     except OSError as error:
-        text = f"{path} cannot be read: {error.strerror or error}. Give the process the right to read it."
+        text = f"models_path {path} cannot be read: {error.strerror or error}. Give the process the right to read it."
     kind: Kind = "model" if device else "device"
     return Diagnosis(kind, text, permanent=True) if text else None
 
@@ -101,6 +101,10 @@ def _device_defect(device: str) -> str:
     return (
         "" if device else "device is empty. Give the name of an OpenVINO device: CPU, GPU, or GPU.1 for the second one."
     )
+
+
+def _named(defect: str) -> str:
+    return f"models_path {defect}" if defect else ""
 
 
 def _path_defect(path: Path) -> str:
