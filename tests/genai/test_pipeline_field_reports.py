@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
@@ -17,18 +17,6 @@ from genai.witness import Ticks, percentile
 import boundedgen as bg
 
 SLACK_S = 0.5
-
-
-@pytest.fixture(scope="module")
-def one_slot() -> Iterator[bg.BoundedPipeline]:
-    with lane(limits=bg.Limits(running_max=1)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pipeline() -> Iterator[bg.BoundedPipeline]:
-    with lane(scheduler={"num_kv_blocks": 128}, limits=bg.Limits(running_max=6)) as opened:
-        yield opened
 
 
 # --- deadlines, leases ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
@@ -14,18 +13,6 @@ from genai.witness import Ticks
 import boundedgen as bg
 
 SLACK_S = 0.5
-
-
-@pytest.fixture(scope="module")
-def one_slot() -> Iterator[bg.BoundedPipeline]:
-    with lane(limits=bg.Limits(running_max=1)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pipeline() -> Iterator[bg.BoundedPipeline]:
-    with lane(scheduler={"num_kv_blocks": 128}, limits=bg.Limits(running_max=6)) as opened:
-        yield opened
 
 
 @pytest.mark.slow
