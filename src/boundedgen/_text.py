@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from boundedgen._errors import InvalidRequest, ModelLoadFailed
+from boundedgen._errors import BoundedGenError, InvalidRequest, ModelLoadFailed
 
+_INT64: Final = 2**63
 _REPLACEMENT: Final = "\ufffd"
 #: A character has at most four bytes, so at most three bytes of an unfinished one can show, as at most three U+FFFD.
 _UNFINISHED_MAX: Final = 3
@@ -145,11 +146,20 @@ def _plain_json(name: str, value: Any) -> Any:
     """A copy of JSON types only: the engine would report anything else with the prompt's text in its message."""
     try:
         check_text(name, text := json.dumps(value, ensure_ascii=False, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.loads(text, parse_int=_int_of_json)
+    except BoundedGenError:
+        raise
+    except Exception as error:  # also what a caller's own objects raise
         raise InvalidRequest(
-            f"{name} must be plain JSON types (str, number, bool, None, list, mapping): {type(error).__name__}"
+            f"{name} must be plain JSON types (str, number of 64 bits, bool, None, list, mapping): {type(error).__name__}"
         ) from None
-    return json.loads(text)
+
+
+def _int_of_json(digits: str) -> int:
+    """The engine's JSON has integers of 64 bits."""
+    if not -_INT64 <= (value := int(digits)) < _INT64:
+        raise OverflowError
+    return value
 
 
 class _Window:
