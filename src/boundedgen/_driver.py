@@ -275,6 +275,8 @@ class Driver:
     def _kill(self, effect: ev.Kill) -> None:
         if effect.cause is ev.Cause.CLOSE:
             self._log(logging.INFO, "engine %d ended: closed", effect.incarnation)
+        elif effect.cause is ev.Cause.BOOT:
+            self._log(logging.ERROR, "engine %d did not become ready: %s", effect.incarnation, effect.detail)
         else:
             self._log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
         self._on_link(effect.incarnation, lambda link: link.kill())
