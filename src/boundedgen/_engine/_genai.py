@@ -138,7 +138,7 @@ class Stay(EngineStay):
         return True
 
     def late_tokens(self) -> int:
-        """Only what one sequence shows can be dated: of several, all comes at once, and was computed before the stop."""
+        """Only of one sequence: what several show comes at once, and was computed before the stop."""
         return len(self._read()[0]) if self._single else 0
 
 
@@ -221,8 +221,9 @@ class GenAIEngine:
         self.step()
         return peak
 
-    def la_pool(self) -> int:
-        return int(getattr(self._pipeline.get_metrics(), "la_peak_pool_blocks", 0))
+    def la_pool(self) -> int | None:
+        """Linear-attention blocks, 0 on a plain model; None where the release does not tell (before 2026.4)."""
+        return getattr(self._pipeline.get_metrics(), "la_peak_pool_blocks", None)
 
     def cache_bytes(self) -> int | None:
         return getattr(self._pipeline.get_metrics(), "cache_size_in_bytes", None)
@@ -256,7 +257,7 @@ def _load(spec: Mapping[str, Any]) -> GenAIEngine:
     plan = _pools.plan(spec["scheduler"], hybrid=hybrid, insist_prefix_caching=insist, version=version)
     engine = _construct(spec, plan)
     engine.measure(1)
-    if bool(engine.la_pool()) != hybrid:
+    if (told := engine.la_pool()) is not None and bool(told) != hybrid:
         del engine  # its memory is needed for the second one
         plan = _pools.plan(spec["scheduler"], hybrid=not hybrid, insist_prefix_caching=insist, version=version)
         engine = _construct(spec, plan)
@@ -281,7 +282,9 @@ def proof_in_use() -> str:
 def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan, version: str) -> GenAIEngine:
     whole = not plan.scheduler.get("dynamic_split_fuse", True)
     most = engine.step_tokens if whole else None
-    pools = _pools.learn(plan, engine.measure, la_pool=engine.la_pool, device=spec["device"], longest=most)
+    pools = _pools.learn(
+        plan, engine.measure, la_pool=lambda: _la_pool(engine, plan), device=spec["device"], longest=most
+    )
     warning = untested(version)
     engine.become(
         EngineFacts(
@@ -300,6 +303,14 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
         )
     )
     return engine
+
+
+def _la_pool(engine: GenAIEngine, plan: _pools.Plan) -> int:
+    """As the engine tells, or else as configured. A hybrid of which neither is known is a ValueError."""
+    told = engine.la_pool() if engine.la_pool() is not None else plan.linear
+    if plan.hybrid and told is None:
+        raise ValueError("this release of openvino-genai does not tell its linear-attention pool: set num_kv_blocks")
+    return told or 0
 
 
 def _looks_hybrid(models_path: Path) -> bool:
