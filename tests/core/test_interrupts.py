@@ -4,7 +4,7 @@ import dis
 import gc
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -78,7 +78,7 @@ CALLS: dict[str, Callable[[b.BoundedPipeline, b.Lease], object]] = {
 }
 
 
-def calls(number: int) -> list[Callable[[], Any]]:
+def calls(number: int) -> Iterator[Callable[[], Any]]:
     from boundedgen._serving import calls_of
 
     return calls_of([[5]] * number, None, {"max_new_tokens": 3, "owner": "me"})
