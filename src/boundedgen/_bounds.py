@@ -235,6 +235,15 @@ class Limits:
     )
     frame_bytes: int = _limit(32 << 20, "bytes", "one message between parent and engine", least=1 << 16, whole=True)
     stderr_bytes: int = _limit(64 << 10, "bytes", "kept of the engine's last output", least=0, whole=True)
+    evidence: float = _limit(
+        2.0,
+        "s",
+        "a lost engine is looked at for `black_box` before it is killed, its callers answered; at most half of reap, "
+        "and part of it; 0: it is not looked at",
+        least=0.0,
+    )
+    incidents_kept: int = _limit(20, "folders", "in `black_box`; the oldest are removed", least=1, whole=True)
+    incident_bytes: int = _limit(4 << 20, "bytes", "all files of one incident", least=1 << 18, whole=True)
 
     def __attrs_post_init__(self) -> None:
         if self.max_new_tokens_default > self.max_new_tokens:

@@ -21,6 +21,7 @@ from boundedgen._errors import PipelineClosed
 from boundedgen._evidence import Evidence
 from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
+from boundedgen._leaving import Leaving
 from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import Runtime
 from boundedgen._snapshot import Gauges, Snapshot
@@ -40,6 +41,7 @@ class Driver:
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}
         self.link: EngineLink | None = None
+        self.leaving = Leaving()
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
@@ -54,6 +56,7 @@ class Driver:
         self._policy_due: float | None = None
         self._asked: ev.DecideRestart | None = None
         self._turning = runtime.turning(self)
+        self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
         now = runtime.now()
         self._gauges.became("starting", "", now)
@@ -110,6 +113,7 @@ class Driver:
         until = time.monotonic() + timeout
         if self._turning.join(timeout):
             self._aside.join(max(0.0, until - time.monotonic()))
+            self.leaving.join(max(0.0, until - time.monotonic()))
 
     async def ended(self, timeout: float) -> bool:
         """Wait for it, in a coroutine. False: not within `timeout` seconds."""
@@ -152,9 +156,13 @@ class Driver:
         while effects := self.governor.poll():
             for effect in effects:
                 self._carry_out(effect, now)
+        if (incarnation := self.leaving.to_kill(now)) is not None:
+            self._on_link(incarnation, lambda link: link.kill())
         if self.link is not None:
             self.link.flush()
-        return self._publish(now)
+        until = self._publish(now)
+        self.leaving.begin(self)
+        return until
 
     def _drain(self, silent: bool) -> float:
         """Returns the time of this wake, taken after reading: a deadline that the engine saw pass has passed."""
@@ -168,7 +176,7 @@ class Driver:
         reports, now = link.receive(), self._clock.now()
         self.governor.pulse(link.pulse(), now)
         for report in reports:
-            self.governor.receive(report, now)
+            self.leaving.hear(self, report, now)
             if isinstance(report, ev.Exited):
                 self._drop_link(link)
         return now
@@ -222,7 +230,7 @@ class Driver:
             case ev.Spawn():
                 self._spawn(effect, now)
             case ev.Kill():
-                self._kill(effect)
+                self._kill(effect, now)
             case ev.DecideRestart():
                 self._decide_restart(effect, now)
             case ev.EndLease():
@@ -272,14 +280,16 @@ class Driver:
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
 
-    def _kill(self, effect: ev.Kill) -> None:
+    def _kill(self, effect: ev.Kill, now: float) -> None:
+        """At once, or, for a fault that a black box is kept of, a moment later."""
         if effect.cause is ev.Cause.CLOSE:
-            self._log(logging.INFO, "engine %d ended: closed", effect.incarnation)
+            self.log(logging.INFO, "engine %d ended: closed", effect.incarnation)
         elif effect.cause is ev.Cause.BOOT:
-            self._log(logging.ERROR, "engine %d did not become ready: %s", effect.incarnation, effect.detail)
+            self.log(logging.ERROR, "engine %d did not become ready: %s", effect.incarnation, effect.detail)
         else:
-            self._log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
-        self._on_link(effect.incarnation, lambda link: link.kill())
+            self.log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
+        if not self.leaving.spare(self, effect, now):
+            self._on_link(effect.incarnation, lambda link: link.kill())
 
     def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
         """Ask the user's strategies aside; if they do not answer in time, the default ones have."""
@@ -306,16 +316,17 @@ class Driver:
     def _became(self, effect: ev.Became, now: float) -> None:
         self._gauges.became(effect.state, effect.detail, now)
         level = logging.INFO if effect.state in ("starting", "ready", "draining", "closed") else logging.WARNING
-        self._log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
+        self.log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
 
-    def _log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
+    def log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
         self._aside.run(lambda: logger.log(level, message, *args, exc_info=error))
 
     # --- what others read ----------------------------------------------------------------------------------------
 
     def _publish(self, now: float) -> float | None:
         wakeup = self.governor.next_wakeup()
-        timers = [at for at in (wakeup, self._evidence.next(), self._policy_due) if at is not None]
+        others = (self._evidence.next(), self._policy_due, self.leaving.until)
+        timers = [at for at in (wakeup, *others) if at is not None]
         wakeup = min(timers, default=None)
         changed = self.snapshot.state
         self.snapshot = self._gauges.take(self.governor, wakeup, now)
@@ -328,7 +339,7 @@ class Driver:
     def fail(self, error: BaseException) -> None:
         """A turn raised `error`, which no bug of others can bring about."""
         self.failure = error
-        self._log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
+        self.log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
 
     def end(self) -> None:
         """Nothing more will happen: answer whoever is left, let go of the engine and of what turned us."""
@@ -337,6 +348,7 @@ class Driver:
         for thing in (
             self._lose_the_engine,
             self._answer_everybody,
+            lambda: self.leaving.begin(self),
             self._aside.close,
             self._turning.close,
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, final
@@ -21,6 +22,7 @@ from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
 POLICIES = ("reserve", "engine")
+_SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
 PATH_MOST = 4096  #: PATH_MAX of Linux
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 
@@ -51,6 +53,7 @@ class Parts:
 
     host: EngineHost
     grammars: GrammarChecker | None  #: None: an engine of the caller's own, whose grammars are not checked
+    configuration: Mapping[str, Any]  #: what the user asked for, for the black box; empty: an engine of their own
 
 
 def parts_of(
@@ -66,7 +69,7 @@ def parts_of(
     if engine is not None:
         if not isinstance(engine, EngineHost):
             raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
-        return Parts(host=engine, grammars=None)
+        return Parts(host=engine, grammars=None, configuration={})
     path, device = _path(models_path), _device(device)
     plan = scheduler_fields(scheduler_config)
     plain = plain_properties(properties, name="properties")
@@ -90,7 +93,12 @@ def parts_of(
         tokenizer=tokenizer,
         insist_prefix_caching=plan.insist_prefix_caching,
     )
-    return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits))
+    asked = {"models_path": path, "device": device, "scheduler": plan.fields, "properties": without_secrets(plain)}
+    return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits), configuration=asked)
+
+
+def without_secrets(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "…" if _SECRET.search(name) else value for name, value in properties.items()}
 
 
 def _path(models_path: object) -> str:

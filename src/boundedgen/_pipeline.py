@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, final, overload
 
 from boundedgen._admitting import Admitting
+from boundedgen._blackbox._box import box_of, install
 from boundedgen._bounds import Bounds, Limits, patience
 from boundedgen._call import Call
 from boundedgen._completion import Completion
@@ -53,7 +54,7 @@ class BoundedPipeline:
     - `bounds`: of every generation; a call can only tighten them. `total` must be finite. None: `Bounds(total=600)`.
     - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
       renews; a caller that waits for it counts as reading. None: no such lease.
-    - `black_box`: not there yet; anything but None is refused.
+    - `black_box`: a folder, made if need be, in which each lost engine leaves an incident. None: nothing is kept.
     - `engine`, `clock`: for tests: the child with its tokenizer (`models_path` may then be None), and time.
     """
 
@@ -70,7 +71,7 @@ class BoundedPipeline:
         lease_ttl: float | timedelta | None = None,
         admission: Admission | None = None,
         restart: RestartPolicy | None = None,
-        black_box: None = None,
+        black_box: str | os.PathLike[str] | None = None,
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -79,9 +80,8 @@ class BoundedPipeline:
         restart = RestartPolicy() if restart is None else restart
         admission = Admission() if admission is None else admission
         ttl = checked(limits, bounds, lease_ttl, admission, restart)
-        if black_box is not None:
-            raise ValueError("black_box is not supported by this version; leave it out")
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
+        box = box_of(black_box, limits, {**parts.configuration, "bounds": bounds, "admission": admission})
         self._limits = limits
         self._runtime = runtime = runtime_of(clock)
         self._driver = driver = Driver(parts.host, limits, restart, runtime, reserve=admission.policy == "reserve")
@@ -91,6 +91,7 @@ class BoundedPipeline:
         self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
         self._leasing = Leasing(driver, limits, runtime)
         self._probing = Probing(self._serving.probe, runtime.now)
+        install(box, driver, self._serving.rejections.by_error)
         driver.start()
         loading.start()
 

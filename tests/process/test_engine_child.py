@@ -399,7 +399,7 @@ def test_the_engine_holds_no_descriptor_of_its_parent_but_its_own_pipes() -> Non
         with alive(simulated()) as life:
             targets = [os.readlink(fd) for fd in Path(f"/proc/{life.pid}/fd").iterdir()]
             assert sum("pipe:" in target for target in targets) == 4  # commands, reports, stdout, stderr
-            assert sum("memfd:boundedgen" in target for target in targets) == 1
+            assert sum("memfd:boundedgen" in target for target in targets) == 2  # stamps, stacks
             assert sum(target == os.devnull for target in targets) == 1  # stdin
 
 
@@ -463,7 +463,7 @@ def test_an_engine_does_not_outlive_its_parent(fault: dict[str, object], ready: 
 
 def test_a_parent_that_is_gone_before_the_engine_asks_for_the_signal_is_noticed() -> None:
     out = subprocess.run(
-        [sys.executable, "-m", "boundedgen.testing._faulty_child", "1", "1", "0", "1", "1", "65536"],
+        [sys.executable, "-m", "boundedgen.testing._faulty_child", "1", "1", "0", "1", "1", "65536", "2"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=20,

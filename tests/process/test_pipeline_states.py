@@ -257,7 +257,7 @@ def test_a_boot_error_that_can_heal_is_tried_again() -> None:
         ({"lease_ttl": -1}, ValueError, "lease_ttl"),
         ({"lease_ttl": math.nan}, ValueError, "lease_ttl"),
         ({"lease_ttl": "5"}, TypeError, "lease_ttl"),
-        ({"black_box": "here"}, ValueError, "black_box"),
+        ({"black_box": 5}, TypeError, "black_box"),
         ({"device": 7}, TypeError, "device"),
         ({"models_path": None}, TypeError, "models_path"),
         ({"scheduler_config": {"nonsense": 1}}, (ValueError, TypeError), "nonsense"),

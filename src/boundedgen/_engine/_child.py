@@ -21,6 +21,7 @@ from typing import NoReturn, final
 from attrs import define
 
 from boundedgen._core._events import BootFailed, Finish, Ready, Refusal, Release, StepRaised
+from boundedgen._engine import _stacks
 from boundedgen._engine._frames import WireError
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Work, schedule
@@ -249,8 +250,9 @@ def _offer_to_the_oom_killer() -> None:
 
 def main(load: Load, argv: list[str] | None = None) -> NoReturn:
     """Runs an engine for the parent that started this process; see `_host.start`. Never returns."""
-    parent, incarnation, commands, reports, stamps, frame_bytes = map(int, argv or sys.argv[1:])
+    parent, incarnation, commands, reports, stamps, frame_bytes, stacks = map(int, argv or sys.argv[1:])
     tie_to(parent)
+    _stacks.offer(stacks, parent)
     try:
         _live(load, Line(commands, reports, incarnation, frame_bytes), stamps, incarnation)
     except BaseException:

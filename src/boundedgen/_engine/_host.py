@@ -25,6 +25,7 @@ from typing import Any, final
 from boundedgen import _engine
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
+from boundedgen._engine import _stacks
 from boundedgen._engine._frames import Decoder, Frame, Outbox, WireError
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
@@ -103,25 +104,25 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
     reap_lost()
     with contextlib.ExitStack() as undo:
         commands, reports, output = (_pipe(undo) for _ in range(3))
-        stamps = create()
-        undo.callback(os.close, stamps)
+        undo.callback(os.close, stamps := create())
+        undo.callback(os.close, stacks := _stacks.create())
         stamp_reader = StampReader(stamps)
         for fd in (*commands, *reports, *output):
             os.set_blocking(fd, False)
         _widen(output[1])
         began = time.monotonic()
         theirs = (commands[0], reports[1], stamps)
-        numbers = (os.getpid(), incarnation, *theirs, limits.frame_bytes)
+        numbers = (os.getpid(), incarnation, *theirs, limits.frame_bytes, stacks)
         process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
             stdout=output[1],
             stderr=output[1],
-            pass_fds=theirs,
+            pass_fds=(*theirs, stacks),
             close_fds=True,
             process_group=0,
         )
-        life = _Life(process, output[0], limits.stderr_bytes)
+        life = _Life(process, output[0], stacks, limits.stderr_bytes)
         undo.pop_all()
         for fd in (*theirs, output[1]):
             os.close(fd)
@@ -169,8 +170,8 @@ class _Tap:
 class _Life:
     """The process, its output, its end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: int, keep: int) -> None:
-        self._process, self.output, self._keep = process, _Tap(output), keep
+    def __init__(self, process: subprocess.Popen[bytes], output: int, stacks: int, keep: int) -> None:
+        self._process, self.output, self._stacks, self._keep = process, _Tap(output), stacks, keep
         self.pid = process.pid
         self.pidfd = _pidfd(process)
         self._tail = bytearray()
@@ -209,9 +210,18 @@ class _Life:
     def text(self) -> str:
         return self._tail.decode("utf-8", "replace")
 
+    def sight(self) -> _stacks.Sight:
+        with contextlib.ExitStack() as undo:
+            pidfd = os.dup(self.pidfd)
+            undo.callback(os.close, pidfd)
+            stacks = os.dup(self._stacks)
+            undo.pop_all()
+        return _stacks.Sight(self.pid, self.text(), pidfd, stacks)
+
     def close(self) -> None:
         """One that has not left yet keeps its pidfd, until `reap_lost` finds it gone."""
         os.close(self.output.fd)
+        os.close(self._stacks)
         if self.over:
             os.close(self.pidfd)
         else:
@@ -319,6 +329,10 @@ class ChildLink:
 
     def pulse(self) -> Pulse:
         return self._stamps.read()
+
+    def sight(self) -> _stacks.Sight:
+        """For the black box, before `Exited`. Raises OSError where there are no descriptors left."""
+        return self._life.sight()
 
     def kill(self) -> None:
         if not self._disposed:

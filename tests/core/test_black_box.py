@@ -1,0 +1,352 @@
+"""What the black box writes of what the driver knows, where it may be put, and how a folder is read again."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core.hand_engine import A, HandEngine, lane, until
+
+import boundedgen as b
+from boundedgen.__main__ import main
+from boundedgen._blackbox import _box, _scene, _witness
+from boundedgen._blackbox._report import FILES, NoIncidentError, newest, report
+from boundedgen._bounds import Bounds
+from boundedgen._core import _events as ev
+from boundedgen._core._leases import Lease
+from boundedgen._core._recording import INPUTS
+from boundedgen._core._sequences import Submission
+
+NAME = "20260101T000000.000Z-7-1-step"
+LEASE = "0123456789abcdef"
+
+
+# --- an engine that is no process ------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_no_process_is_killed_at_once_and_what_the_server_knows_is_kept(tmp_path: Path) -> None:
+    with lane(HandEngine(running_max=1), black_box=tmp_path) as (pipeline, engine):
+        inside, waiting = (pipeline.submit("x", max_new_tokens=8, label=name) for name in ("in", "out"))
+        engine.say(A)
+        until(lambda: inside.partial.text == "a")
+        engine.die()
+        with pytest.raises(b.EngineLost):
+            inside.result(20)
+        until(lambda: bool(list(tmp_path.glob("*-died"))))
+        assert waiting.phase is not None
+    page, missing = report(tmp_path)
+    assert missing == []
+    assert "running" in page
+    assert "waiting" in page
+
+
+@pytest.mark.parametrize("broken", ["scene_of", "stats_of"])
+def test_a_black_box_that_fails_changes_nothing_for_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("a bug of the black box's")
+
+    with lane(HandEngine(running_max=1), black_box=tmp_path) as (pipeline, engine):
+        monkeypatch.setattr(_box, broken, fail)
+        inside = pipeline.submit("x", max_new_tokens=8)
+        until(lambda: pipeline.stats().running == 1) if broken == "scene_of" else engine.stay()
+        engine.die()
+        with pytest.raises(b.EngineLost):
+            inside.result(20)
+        until(lambda: "the black box failed" in caplog.text)
+        until(lambda: pipeline.health().ready)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+def test_every_input_of_the_governor_becomes_a_line_without_tokens_and_without_ids_of_leases() -> None:
+    submission = Submission(id=3, prompt_tokens=2, max_new_tokens=4, lease=LEASE, bounds=Bounds(total=5))
+    result = ev.SequenceResult((65501, 65502), (-0.5,), None)
+    finish = ev.Finish(1, "stop", (result,))
+    refusal = ev.Refusal(1, "invalid", "x" * 5000)
+    progress = ev.Progress(
+        1, steps=1, began=0.0, ended=1.0, scheduled=1, usage=0.5, held=(1,), finished=(finish,), refused=(refusal,),
+        outputs=(ev.Output(1, (65501, 65502), (-0.5, -0.5)),),
+    )  # fmt: skip
+    given: dict[str, tuple[Any, ...]] = {
+        "submit": (submission, 1.0),
+        "refuse": (3, "Failed to compile: private words", 1.0),
+        "grant": (Lease(id=LEASE, owner="me", ttl=5), 1.0),
+        **dict.fromkeys(("renew", "revoke", "expire", "seen"), (LEASE, 1.0, 2.0)),
+        "receive": (progress, 1.0),
+        "cancel": (3, 1.0, b.FinishReason.SLOW_READER),
+        "tighten": (3, Bounds(total=float("inf")), 0.0, 1.0),
+        "pulse": (ev.Pulse(), 1.0),
+    }
+    inputs = [(name, given.get(name, (1.0,))) for name in INPUTS]
+    lines = list(_scene.input_lines(inputs))
+    assert [json.loads(line)["input"] for line in lines] == list(INPUTS)
+    text = "\n".join(lines)
+    assert LEASE not in text
+    assert "65501" not in text
+    assert "private" not in text
+    assert text.count(_scene.hashed(LEASE) or "never") == 6
+    assert max(map(len, lines)) < 1000
+
+
+def test_the_last_lines_are_kept_where_not_all_fit() -> None:
+    lines = [f"line {n}" for n in range(100)]
+    assert _scene.last_that_fit(lines, 15) == "line 99\n"
+    assert _scene.last_that_fit(lines, 16) == "line 98\nline 99\n"
+    assert _scene.last_that_fit(["é" * 8], 16) == ""
+    assert _scene.last_that_fit(["é" * 8], 17) == "é" * 8 + "\n"
+
+
+def test_of_too_many_sequences_as_many_are_listed_as_fit_and_the_rest_is_counted(tmp_path: Path) -> None:
+    limits = b.Limits(running_max=1, incident_bytes=1 << 18)
+    with lane(HandEngine(running_max=1), black_box=tmp_path, limits=limits) as (pipeline, engine):
+        label = "many " * 40
+        everybody = [pipeline.submit("x", max_new_tokens=8, label=label) for _ in range(300)]
+        until(lambda: pipeline.stats().running == 1 and pipeline.stats().waiting == 299)
+        engine.die()
+        until(lambda: bool(list(tmp_path.glob("*-died"))))
+        del everybody
+    folder = newest(tmp_path)
+    told = json.loads((folder / "incident.json").read_text())
+    assert len(told["sequences"]) + told["sequences_left_out"] == 300
+    assert 10 < len(told["sequences"]) < 201
+    assert told["sequences"][0]["phase"] == "running"
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 1 << 18
+
+
+# --- where it is put -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_one_is_refused_by_name_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    for wrong, words in [
+        (tmp_path / "file", "not a folder"),
+        (tmp_path / "file" / "below", "cannot be written to"),
+        (tmp_path / "loop", "black_box"),
+        ("/proc/boundedgen", "cannot be written to"),
+        ("", "path of a folder"),
+        ("a\0b", "path of a folder"),
+        (b"bytes", "black_box"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=words) as caught:
+            b.BoundedPipeline(None, engine=HandEngine(), black_box=wrong)  # type: ignore[arg-type]
+        assert "black_box" in str(caught.value)
+    with pytest.raises(TypeError, match="black_box must be the path of a folder, not int"):
+        b.BoundedPipeline(None, engine=HandEngine(), black_box=5)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
+def test_a_folder_is_made_and_left_empty_until_there_is_an_incident(tmp_path: Path) -> None:
+    assert _box.folder_for(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_values_of_properties_that_look_like_secrets_are_not_told() -> None:
+    from boundedgen._making import without_secrets
+
+    given = {"INFERENCE_PRECISION_HINT": "f32", "API_KEY": "abc", "hub_token": "abc", "NUM_STREAMS": 2}
+    told = without_secrets(given)
+    assert told["INFERENCE_PRECISION_HINT"] == "f32"
+    assert told["NUM_STREAMS"] == 2
+    assert "abc" not in told.values()
+
+
+# --- the process that looks and writes -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(code: str) -> Iterator[tuple[int, int]]:
+    """A process that has run `code` and sleeps: its pid and a pidfd."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import signal, time\n{code}\nprint('there', flush=True)\ntime.sleep(60)"],
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        yield child.pid, pidfd
+    finally:
+        os.close(pidfd)
+        child.kill()
+        child.communicate()
+
+
+def test_an_engine_that_does_not_answer_for_its_stacks_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_witness, "STACK_WAIT", 0.1)
+    memory = os.memfd_create("stacks")
+    os.write(memory, b"of an earlier time")
+    with process("signal.signal(signal.SIGUSR2, signal.SIG_IGN)") as (pid, pidfd):
+        text = "\n".join(_witness.stacks(pid, pidfd, memory))
+        assert "no stack: it was asked and has not answered within 0.1 s; its main thread is in state S" in text
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: _witness.state_of(f"/proc/{pid}") == "T")
+        text = "\n".join(_witness.stacks(pid, pidfd, memory))
+        assert text.startswith("the process was stopped")
+        assert "no stack" in text
+    os.close(memory)
+
+
+def test_what_does_not_come_back_is_left_behind_and_the_rest_is_kept() -> None:
+    def stuck() -> Iterator[str]:
+        yield "the first line"
+        time.sleep(2)
+        yield "too late"
+
+    def broken() -> Iterator[str]:
+        yield "before"
+        raise OSError("no such thing")
+
+    began = time.monotonic()
+    kinds: list[tuple[str, str, _witness.Source]] = [
+        ("a.txt", "stuck", stuck),
+        ("a.txt", "broken", broken),
+        ("b.txt", "well", lambda: ["all", "of it"]),
+    ]
+    texts, late = _witness.gather(kinds, began + 0.3)
+    assert time.monotonic() - began < 1.5
+    assert late == ["stuck"]
+    assert texts["b.txt"] == "== well\nall\nof it\n\n"
+    assert "the first line\n<this did not come to an end in time>" in texts["a.txt"]
+    assert "before\n<OSError: no such thing>" in texts["a.txt"]
+    assert "too late" not in texts["a.txt"]
+
+
+def test_the_process_that_writes_ends_by_itself_when_nobody_tells_it_anything(tmp_path: Path) -> None:
+    now = time.monotonic()
+    arguments = (tmp_path, NAME, 2, 1 << 20, now, now + 0.5, os.getpid(), -1, -1)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", _witness.__file__, *map(str, arguments)], stdin=subprocess.PIPE
+    )
+    assert child.wait(20) == -signal.SIGALRM
+    assert child.stdin is not None
+    child.stdin.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unfinished_folders_of_old_are_removed_and_new_ones_and_strangers_stay(tmp_path: Path) -> None:
+    names = [f"2026010{n}T000000.000Z-1-1-died" for n in range(1, 5)]
+    for name in [*names, f".{names[0]}.part", f".{names[1]}.part", ".git", "my-folder"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    os.utime(tmp_path / f".{names[0]}.part", (0, 0))
+    _witness.prune(tmp_path, 3)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([*names[1:], f".{names[1]}.part", ".git", "my-folder"])
+
+
+# --- reading it again ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A black box with one incident."""
+    where = tmp_path_factory.mktemp("box")
+    with lane(HandEngine(running_max=1), black_box=where) as (pipeline, engine):
+        g = pipeline.submit("x", max_new_tokens=8)
+        engine.stay()
+        engine.die()
+        with pytest.raises(b.EngineLost):
+            g.result(20)
+        until(lambda: bool(list(where.glob("*-died"))))
+    return where
+
+
+def copy(whole: Path, to: Path) -> Path:
+    folder = to / newest(whole).name
+    folder.mkdir()
+    for path in newest(whole).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_whole_incident_is_shown_with_status_0_and_without_any_one_file_with_status_1(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["incident", str(whole)]) == 0
+    assert "missing" not in capsys.readouterr().out
+    folder = copy(whole, tmp_path)
+    for name in FILES[1:]:
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        assert main(["incident", str(folder)]) == 1
+        assert f"missing: {name}" in capsys.readouterr().out
+        (folder / name).write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no whole incident"),
+        ("", "cannot be read"),
+        ('{"schema": 1', "cannot be read"),
+        ("[]", "not one of boundedgen's"),
+        ('{"schema": 99}', "schema 99; this version knows up to 1"),
+        ('{"schema": 1}', "not what this version writes"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    folder = tmp_path / NAME
+    folder.mkdir()
+    if text is not None:
+        (folder / "incident.json").write_text(text)
+    assert main(["incident", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_without_incidents_and_a_path_that_is_none_are_said_to_be_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, says in [(tmp_path, "is no incident, and there is none in it"), (tmp_path / "x", "is not a folder")]:
+        with pytest.raises(NoIncidentError, match=says):
+            report(wrong)
+        assert main(["incident", str(wrong)]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_newest_of_several_is_shown(whole: Path, tmp_path: Path) -> None:
+    folder = copy(whole, tmp_path)
+    (tmp_path / "20200101T000000.000Z-1-1-died").mkdir()
+    assert newest(tmp_path) == folder
+    assert newest(folder) == folder
+
+
+def test_what_an_engine_printed_cannot_move_the_cursor_of_whoever_reads_it(whole: Path, tmp_path: Path) -> None:
+    folder = copy(whole, tmp_path)
+    (folder / "output.txt").write_bytes(b"\x1b[2J\x1b]0;title\x07 plain \xff\xfe\n")
+    page, _ = report(folder)
+    assert "plain" in page
+    assert "\x1b" not in page
+    assert "\x07" not in page
+
+
+def test_with_too_many_being_written_one_more_is_not_kept_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_box, "AT_ONCE_MOST", 0)
+    with lane(HandEngine(running_max=1), black_box=tmp_path) as (pipeline, engine):
+        for lost in (1, 2):
+            g = pipeline.submit("x", max_new_tokens=8)
+            until(lambda n=lost: pipeline.stats().incarnation == n and pipeline.stats().running == 1)  # type: ignore[misc]
+            engine.die()
+            with pytest.raises(b.EngineLost):
+                g.result(20)
+    assert list(tmp_path.iterdir()) == []
+    (said,) = [r.message for r in caplog.records if "could not be written" in r.message]
+    assert said.endswith("too many are being written, or no thread can be started")
