@@ -17,6 +17,7 @@ FULL_AT_ONCE = Settings(tokens=288, scheduler={"max_num_batched_tokens": 2048})
 WHOLE = Settings(tokens=6400, scheduler={"dynamic_split_fuse": False, "max_num_batched_tokens": 256, "max_num_seqs": 6})
 WHOLE_FULL = Settings(tokens=288, scheduler=WHOLE.scheduler)
 CACHING = Settings(tokens=6400, scheduler={**BATCH, "enable_prefix_caching": True})
+COUNTED = Settings(tokens=6400, scheduler=BATCH, counted=True)
 HYBRID = Settings("hybrid", tokens=6400, scheduler={**BATCH, "max_num_seqs": 24})
 SLOTS = Settings("hybrid", tokens=6400, scheduler={**BATCH, "max_num_seqs": 3})
 
@@ -139,6 +140,7 @@ CASES: list[tuple[str, Settings, list[Case]]] = [
     ("plain, whole prompts", WHOLE, IN_WHOLE),
     ("plain, whole prompts, cache full", WHOLE_FULL, [case for case in OVERFULL if "never" not in case.name]),
     ("plain, prefix caching", CACHING, [*ROOMY[::3], *REPEATED]),
+    ("plain, release proved by counts", COUNTED, ROOMY[1::2]),
     ("hybrid", HYBRID, ROOMY),
     ("hybrid, few slots", SLOTS, FEW_SLOTS),
 ]

@@ -73,6 +73,7 @@ def engine_spec(settings: Settings, device: str = "CPU", properties: Mapping[str
         "properties": dict(properties),
         "tokenizer_properties": {},
         "insist_prefix_caching": False,
+        "counted": settings.counted,
     }
 
 

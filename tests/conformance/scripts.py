@@ -88,6 +88,7 @@ class Settings:
     model: str = "plain"
     tokens: int = 512
     scheduler: Mapping[str, Any] = field(factory=lambda: {"max_num_batched_tokens": 64})
+    counted: bool = False  #: release is proved by counts, as on older releases, whatever this one offers
 
 
 # --- as JSON ---------------------------------------------------------------------------------------------------------

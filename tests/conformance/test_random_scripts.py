@@ -22,6 +22,7 @@ ENGINES = {
     "plain, whole prompts": (cases.WHOLE, True),
     "plain, whole prompts, cache full": (cases.WHOLE_FULL, False),
     "plain, prefix caching": (cases.CACHING, True),
+    "plain, release proved by counts": (cases.COUNTED, True),
     "hybrid": (cases.HYBRID, True),
     "hybrid, few slots": (cases.SLOTS, False),
 }
