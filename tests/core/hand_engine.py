@@ -189,3 +189,24 @@ def lane(engine: HandEngine | None = None, **settings: Any) -> Iterator[tuple[Bo
         yield pipeline, engine
     finally:
         pipeline.close()
+
+
+@contextlib.contextmanager
+def held_up(engine: HandEngine) -> Iterator[None]:
+    """The driver stands still at the beginning of a wake until this is left."""
+    arrived, go_on = threading.Event(), threading.Event()
+    pulse = engine.link.pulse
+
+    def slowly() -> ev.Pulse:
+        engine.link.pulse = pulse  # type: ignore[method-assign]
+        arrived.set()
+        assert go_on.wait(PATIENCE)
+        return pulse()
+
+    engine.link.pulse = slowly  # type: ignore[method-assign]
+    engine.link.tell()
+    assert arrived.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        go_on.set()

@@ -51,16 +51,17 @@ class Inside:
 
 @define
 class Hand:
-    """The engine: `steps` were made, of which each gives every stay a token unless `silent`."""
+    """The engine: each of its steps gives every stay that runs a token, its number."""
 
     stays: dict[int, Inside] = field(factory=dict)
+    added: list[int] = field(factory=list)
     steps: int = 0
     raises: bool = False
     facts: EngineFacts = FACTS
     step_tokens: int = 256
 
     def add(self, request: Request) -> Inside:
-        assert request.stay not in self.stays, "a duplicate poisons the real engine"
+        self.added.append(request.stay)
         self.stays[request.stay] = Inside()
         return self.stays[request.stay]
 
@@ -161,6 +162,7 @@ def test_a_stay_that_is_inside_already_is_refused_and_goes_on(child: Child) -> N
     (report,) = child.round(request())
     assert [refusal.stay for refusal in report.refused] == [1]
     assert tokens([report]) == [2]
+    assert child.engine.added == [1], "a duplicate would poison the real engine for ever"
 
 
 def test_release_is_reported_with_its_proof_and_not_before(child: Child) -> None:

@@ -95,17 +95,16 @@ def test_several_sequences_come_with_the_end_best_first() -> None:
 
 
 def test_what_the_door_lent_is_given_back_once_and_the_place_already_at_admission() -> None:
-    scene, queue, owner = Scene(), deque([0]), deque([0])
-    scene.flow.place, scene.flow.shares = Place(queue), (Place(owner),)
-    assert scene.flow.place.take()
-    assert scene.flow.shares[0].take()
+    scene, queue, owner, lease = Scene(), deque([0]), deque([0]), deque([0])
+    scene.flow.place, scene.flow.shares = Place(queue), (Place(owner), Place(lease))
+    assert all(place.take() for place in (scene.flow.place, *scene.flow.shares))
     scene.flow.admit(11.0)
     scene.flow.admit(12.0)
-    assert (len(queue), len(owner)) == (1, 0)
+    assert (len(queue), len(owner), len(lease)) == (1, 0, 0)
     assert scene.flow.admitted_at == 11.0
     scene.settle()
     scene.flow.give_back()
-    assert (len(queue), len(owner)) == (1, 1)
+    assert (len(queue), len(owner), len(lease)) == (1, 1, 1)
 
 
 # --- neglect ---------------------------------------------------------------------------------------------------------

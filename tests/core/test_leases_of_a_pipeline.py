@@ -180,7 +180,7 @@ def test_a_call_that_is_refused_for_another_reason_gives_its_places_back() -> No
     with lane(limits=b.Limits(waiting_max=3, owner_max=2, progress=1e6)) as (pipeline, _engine):
         lease = pipeline.lease("me", ttl=60, max_sequences=1)
         for _ in range(10):
-            with pytest.raises(b.NeverFits):
+            with pytest.raises(b.NeverFits) as kept:  # with its traceback, and all that is on it
                 pipeline.submit("x" * 2000, max_new_tokens=8, lease=lease)
             with pytest.raises(b.InvalidRequest):
                 pipeline.submit("x", no_such_field=1, lease=lease)
@@ -190,6 +190,7 @@ def test_a_call_that_is_refused_for_another_reason_gives_its_places_back() -> No
                 pipeline.generate_many(["x", "x" * 2000], max_new_tokens=8)
         assert pipeline.submit("x", max_new_tokens=8, lease=lease).phase in ("waiting", "running")
         until(lambda: pipeline.stats().submitted_total == 1)
+        assert kept.value.needed
 
 
 def test_leases_are_limited_and_their_places_come_back() -> None:

@@ -153,6 +153,7 @@ class Oracle:
         self.reported_steps = 0
         self.closing = False
         self.drain_until = float("inf")
+        self.respawn_at: float | None = None  #: what the restart policy decided
         self.died_now = False  #: an engine was lost in this wake
         self.doomed = False  #: by its own word; the kill comes with the tick
         self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
@@ -369,17 +370,17 @@ class Oracle:
                 assert not self.permanent
                 assert (effect.failures, effect.since) == (self.failures, self.failing_since), "the budget is told"
             case ev.Became():
-                self._became(effect.state)
+                self._became(effect.state, now)
 
-    def _became(self, state: str) -> None:
+    def _became(self, state: str, now: float) -> None:
         assert self.states[-1:] != [state], "health changes when it says so"
         self.states.append(state)
         if state == "failed":
-            assert self.given_up or self.permanent or self._reap_overdue()
+            assert self.given_up or self.permanent or self._reap_overdue(now)
             self.phase = "failed"
         elif state == "closed":
             assert self.closing
-            assert self.phase in ("down", "failed") or self._reap_overdue(), "closed while the engine lives"
+            assert self.phase in ("down", "failed") or self._reap_overdue(now), "closed while the engine lives"
             self.phase = "closed"
 
     def _spawn(self, effect: ev.Spawn, now: float) -> None:
@@ -388,6 +389,7 @@ class Oracle:
         assert not self.closing
         assert not self.given_up
         assert not self.permanent
+        assert self.respawn_at is None or self._on_time(now, self.respawn_at), "started again too early or too late"
         self.incarnation, self.phase, self.spawned_at = effect.incarnation, "starting", now
         self.doomed = False
         self.progress_at = None
@@ -397,6 +399,7 @@ class Oracle:
         assert self.phase in ("starting", "up"), "an engine is killed once"
         if effect.cause is ev.Cause.CLOSE:
             assert self.closing
+            assert now <= self.drain_until + EPS or now == self.woke_at, "the drain lasted too long"
         else:
             assert self.engine is not None
             why = self.engine.triggered & JUSTIFIED[effect.cause]
@@ -530,7 +533,7 @@ class Oracle:
                 assert now < row.total_at + EPS, "a deadline wins over the loss of the engine"
                 self.lost += [row] if self.stays[row.stay].gone != "reconciled" else []
             case "engine_failed":
-                assert self.phase == "failed" or self.permanent or self.given_up or self._reap_overdue()
+                assert self.phase == "failed" or self.permanent or self.given_up or self._reap_overdue(now)
             case "cache_exhausted":
                 assert row.ignored
             case "shutdown":
@@ -538,8 +541,13 @@ class Oracle:
             case other:
                 assert other == "cancelled", other
 
-    def _reap_overdue(self) -> bool:
-        return self.engine is not None and K.UNKILLABLE in self.engine.triggered and self.phase == "dying"
+    def _reap_overdue(self, now: float) -> bool:
+        unkillable = self.engine is not None and K.UNKILLABLE in self.engine.triggered
+        return unkillable and self.phase == "dying" and self._on_time(now, self.killed_at + self.limits.reap)
+
+    def _on_time(self, now: float, at: float) -> bool:
+        """Not early, and late only if the driver was stopped."""
+        return at - EPS <= now and (now <= at + EPS or now == self.woke_at)
 
     def _never_fits(self, submission: Submission) -> bool:
         return self.needs is not None and not submission.probe and not self.needs.fits([self.needs.of(submission)])

@@ -192,6 +192,7 @@ class GovernorMachine(RuleBasedStateMachine):
     def _decide(self, effect: ev.DecideRestart) -> None:
         delay = self.restart_delay if effect.failures <= self.patience else None
         self.oracle.given_up = delay is None
+        self.oracle.respawn_at = None if delay is None else self.now + delay
         self._feed(lambda: self.governor.restart(delay, self.now))
 
     def _admit(self, effect: ev.Admit) -> None:

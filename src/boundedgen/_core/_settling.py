@@ -120,7 +120,7 @@ class Settling(Books):
     def _expire(self, sequence: Sequence, now: float) -> None:
         wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
         found = [] if wall is None else [wall]
-        if ready is not None and (self.clock.running or ready.at <= self.clock.at(now)):
+        if ready is not None:  # while it is not due it is later than now, and so not the earliest
             found.append(evolve(ready, at=now - (self.clock.at(now) - ready.at)))
         deadline = min(found, key=lambda d: d.at)
         self._settle(sequence, Why.DEADLINE, now, bound=deadline.bound, at=deadline.at)

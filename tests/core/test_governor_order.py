@@ -1,0 +1,109 @@
+"""Within one wake: what comes first, what is told first, and when the next one has to be."""
+
+import pytest
+from core.governed import LIMITS, Governed
+
+from boundedgen._bounds import Bounds
+from boundedgen._core import _events as ev
+from boundedgen._core._events import Finish, Output, Release
+
+# --- what a report brings --------------------------------------------------------------------------------------------
+
+
+def test_a_finish_wins_over_a_stop_in_the_same_report() -> None:
+    g = Governed()
+    sequence, stay = g.running()
+    g.step(outputs=(Output(stay, (5,)),), finished=(Finish(stay, "stop"),), stopping=(stay,))
+    assert g.reason(sequence) == "stop"
+
+
+@pytest.mark.parametrize(("late", "reason"), [(0.0, "stop"), (0.001, "deadline")])
+def test_a_finish_counts_from_when_its_step_ended_however_late_it_is_heard(late: float, reason: str) -> None:
+    g = Governed()
+    sequence, stay = g.running(bounds=Bounds(total=3.0))
+    ended = g.now + 3.0 + late
+    g.now += 10.0
+    g.step(at=ended, outputs=(Output(stay, (5,)),), finished=(Finish(stay, "stop"),))
+    assert g.reason(sequence) == reason
+
+
+def test_what_a_stay_says_after_it_was_put_back_is_late_and_reaches_nobody() -> None:
+    g = Governed()
+    sequence, stay = g.running()
+    g.step(finished=(Finish(stay, "ignored"),))
+    g.step(outputs=(Output(stay, (5, 6)),))
+    assert g.all(ev.Emit) == []
+    assert g.governor.tally.late_tokens == 2
+    g.step(released=(Release(stay, 1, 0.01, 0),))
+    assert g.admitted() == [sequence, sequence]
+
+
+def test_of_two_deadlines_on_two_clocks_the_earlier_is_named() -> None:
+    g = Governed()
+    sequence, _ = g.running(bounds=Bounds(total=6.0, first_token=5.0))
+    g.tick(7.0)
+    settled = g.settled(sequence)
+    assert settled is not None
+    assert (settled.bound, settled.deadline) == ("first_token", 105.0)
+
+
+# --- what is told first ----------------------------------------------------------------------------------------------
+
+
+def test_those_inside_are_answered_before_their_engine_is_killed() -> None:
+    g = Governed()
+    g.running()
+    told = [type(effect) for effect in g.hear(ev.WireBroken(1, "noise"))]
+    assert told.index(ev.Settle) < told.index(ev.Kill)
+
+
+def test_a_cancel_that_comes_with_the_loss_of_the_engine_wins() -> None:
+    g = Governed()
+    sequence, _ = g.running()
+    g.governor.receive(ev.StepRaised(1, 1, "no"), g.now)
+    assert g.governor.cancel(sequence, g.now)
+    g.tick()
+    assert g.reason(sequence) == "cancelled"
+
+
+def test_a_restart_that_is_due_in_the_wake_that_closes_does_not_happen() -> None:
+    g = Governed()
+    g.die()
+    g.governor.restart(0.5, g.now)
+    g.now += 0.5
+    g.governor.close(5.0, g.now)
+    g.tick()
+    assert g.state() == "closed"
+    assert len(g.all(ev.Spawn)) == 1
+
+
+def test_a_probe_takes_no_place_of_the_others() -> None:
+    g = Governed()
+    probe = g.submit(probe=True, new=1)
+    first, second = g.submit(), g.submit()
+    assert g.admitted() == [probe, first, second]
+
+
+# --- when to wake ----------------------------------------------------------------------------------------------------
+
+
+def test_the_next_wake_is_when_a_killed_engine_has_to_have_left() -> None:
+    g = Governed()
+    g.hear(ev.WireBroken(1, "noise"))
+    assert g.governor.next_wakeup() == g.now + LIMITS.reap
+
+
+def test_the_next_wake_is_when_the_engine_is_to_be_started_again() -> None:
+    g = Governed()
+    g.die()
+    assert g.governor.next_wakeup() is None, "the policy has not answered"
+    g.governor.restart(1.5, g.now)
+    assert g.governor.next_wakeup() == g.now + 1.5
+
+
+def test_the_next_wake_is_when_the_drain_is_over() -> None:
+    g = Governed()
+    g.submit(cleared=False)  # nothing in the engine: no watchdog wakes anybody
+    g.governor.close(2.5, g.now)
+    g.tick()
+    assert g.governor.next_wakeup() == g.now + 2.5

@@ -1,0 +1,38 @@
+"""STALLED, as health tells it before any watchdog has acted: a step over its budget, a driver that is late."""
+
+from core.hand_engine import held_up, lane
+
+from boundedgen import HealthState
+from boundedgen._core import _events as ev
+
+
+def test_a_step_over_its_budget_is_stalled_and_named() -> None:
+    with lane() as (pipeline, engine):
+        generation = pipeline.submit("x", max_new_tokens=8)
+        engine.stay()
+        with held_up(engine):
+            begun = engine.now()
+            engine.link.pulse = lambda: ev.Pulse(9, 8, begun)  # type: ignore[method-assign]
+            assert pipeline.health().ready
+            engine.clock.skip(10.5)  # Limits.step is 10 s
+            health = pipeline.health()
+            assert (health.state, health.ready, health.live) == (HealthState.STALLED, False, True)
+            assert health.reason.startswith("step 9 runs for 10.5 s, its budget is 10.0 s")
+            assert pipeline.stats().step_current_s >= 10.5
+        generation.cancel()
+
+
+def test_a_driver_that_does_not_come_to_its_wake_is_late_then_stalled_then_not_live() -> None:
+    with lane() as (pipeline, engine):
+        generation = pipeline.submit("x", max_new_tokens=8)
+        engine.stay()
+        with held_up(engine):
+            assert pipeline.health().ready
+            engine.clock.skip(5)
+            health = pipeline.health()
+            assert (health.state, health.live) == (HealthState.STALLED, True)
+            assert "late" in health.reason
+            assert 3.0 < pipeline.stats().driver_lag_s < 6.0
+            engine.clock.skip(10)
+            assert not pipeline.health().live
+        generation.cancel()
