@@ -25,8 +25,12 @@ CORE = SOURCES / "boundedgen" / "_core"
 SELECTION = Selection(
     "core",
     (
-        *(f"tests/core/test_{name}.py" for name in ("deadlines", "ready_clock", "admission", "leases", "watch")),
-        *(f"tests/core/test_{name}.py" for name in ("governor", "governor_life", "governor_leases", "phases")),
+        *(
+            f"tests/core/test_{name}.py"
+            for name in ("deadlines", "ready_clock", "admission", "leases", "watch", "phases")
+        ),
+        *(f"tests/core/test_governor{name}.py" for name in ("", "_life", "_leases", "_order")),
+        *(f"tests/core/test_{name}.py" for name in ("stats", "leases_of_a_pipeline")),
         "tests/stateful",
     ),
     300.0,

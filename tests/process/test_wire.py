@@ -247,6 +247,9 @@ def test_an_outbox_refuses_what_does_not_fit_and_keeps_the_rest_whole() -> None:
         assert os.read(read, 200) == b"a" * 90 + b"c" * 10
         assert not outbox
         assert outbox.put(b"b" * 200)  # the first one always fits, or it could never be sent
+        outbox.flush(write)
+        assert outbox.put(b"d" * 60)
+        assert outbox.put(b"e" * 30), "what has gone out counts no more"
     finally:
         os.close(read)
         os.close(write)
