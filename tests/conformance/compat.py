@@ -107,6 +107,11 @@ def newest() -> list[str]:
     return [version.rpartition(".")[0] for version in found[1].split(", ")[:RELEASES]]
 
 
+def older(release: str) -> bool:
+    """Than the one that converted the models of the tests."""
+    return [*map(int, release.split("."))] < [*map(int, MODELS_OF.split("."))]
+
+
 def environment(folder: Path, release: str) -> Path:
     """Python with this release, the project and its test dependencies."""
     python = folder / "bin" / "python"
@@ -115,8 +120,9 @@ def environment(folder: Path, release: str) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needs = [need for need in project["project"]["dependencies"] if not need.startswith("openvino")]
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    wanted = (f"openvino=={release}", f"openvino-genai=={release}.*", "transformers", "jinja2")
-    subprocess.run([*pip, *wanted, *needs, *project["dependency-groups"]["test"]], check=True)
+    wanted = [f"openvino=={release}", f"openvino-genai=={release}.*"]
+    converter = ["transformers", "jinja2"] if older(release) else []
+    subprocess.run([*pip, *wanted, *converter, *needs, *project["dependency-groups"]["test"]], check=True)
     subprocess.run([*pip, "--no-deps", "--force-reinstall", str(ROOT)], check=True)
     return python
 
@@ -125,7 +131,7 @@ def copy_of_the_tests(folder: Path, python: Path, release: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
-    if [*map(int, release.split("."))] < [*map(int, MODELS_OF.split("."))]:
+    if older(release):
         models = [str(path.parent) for path in (folder / "tests" / "models").glob("*/tokenizer.json")]
         subprocess.run([str(python), "-c", _CONVERT, *models], check=True)
 
