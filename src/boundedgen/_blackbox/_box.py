@@ -26,7 +26,7 @@ from attrs import define, evolve, frozen
 from boundedgen._arguments import kind_of, reading, short
 from boundedgen._aside import logger
 from boundedgen._blackbox import _witness
-from boundedgen._blackbox._scene import Scene, Step, incident, input_lines, last_that_fit, scene_of, steps_lines
+from boundedgen._blackbox._scene import RawStep, Scene, incident, input_lines, last_that_fit, scene_of, steps_lines
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._life import Death
@@ -76,14 +76,14 @@ class BlackBox:
         self.about = About(where, limits, configuration)
         self.rejected: Callable[[], dict[str, int]] = dict  #: refusals, by name of the error
         self._limits = limits
-        self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[RawStep] = deque(maxlen=STEPS_KEPT)
         self._to_begin: list[Folder] = []
         self._begun: list[Folder] = []
         self._seen = 0  # the last incarnation whose loss is being kept
 
     def heard(self, report: ev.Progress, live: int) -> None:
         """The flight recorder."""
-        self._steps.append(Step(report.steps, report.began, report.ended, report.scheduled, report.usage, live))
+        self._steps.append((report.steps, report.began, report.ended, report.scheduled, report.usage, live))
 
     def killing(self, driver: Driver, effect: ev.Kill, now: float) -> Doomed | None:
         """Its callers are answered. None: there is nothing to wait for, kill it now."""
