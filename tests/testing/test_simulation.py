@@ -258,6 +258,21 @@ def test_time_goes_forward_by_finite_spans(seconds: float) -> None:
         sim.advance(seconds)
 
 
+def test_a_driver_that_breaks_ends_everything_and_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Simulation() as sim:
+        g = sim.pipeline.submit("hello", max_new_tokens=30)
+        sim.advance(0.1)
+
+        def broken(now: float) -> None:
+            raise ZeroDivisionError("a bug of ours")
+
+        monkeypatch.setattr(sim.pipeline._driver.governor, "tick", broken)
+        with pytest.raises(b.GenerationInternalError):
+            g.result()
+        sim.advance(1000)
+        assert not sim.pipeline.health().live
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 

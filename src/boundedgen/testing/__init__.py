@@ -1,7 +1,7 @@
 """What happens to your server when an engine hangs: tests without a model, a child process or real time.
 
 `Simulation` is a real `BoundedPipeline` over a simulated engine that misbehaves on request, in simulated time.
-`strategies` are for Hypothesis, which `boundedgen[testing]` brings.
+`strategies` are for Hypothesis, `BoundedMachine` is a state machine to build on; both want `boundedgen[testing]`.
 Pytest finds the fixture `bounded_simulation` by itself.
 """
 
@@ -17,8 +17,10 @@ from boundedgen.testing._stalled import SimulationStalled
 
 if TYPE_CHECKING:
     from boundedgen.testing import strategies
+    from boundedgen.testing._machine import BoundedMachine
 
 __all__ = [
+    "BoundedMachine",
     "Fault",
     "FaultKind",
     "SimEngine",
@@ -38,4 +40,6 @@ def __getattr__(name: str) -> Any:
 
     if name == "strategies":
         return importlib.import_module("boundedgen.testing.strategies")
+    if name == "BoundedMachine":
+        return importlib.import_module("boundedgen.testing._machine").BoundedMachine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

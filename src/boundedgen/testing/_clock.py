@@ -13,6 +13,7 @@ class VirtualClock:
         self._now = float(start)
 
     def now(self) -> float:
+        """Seconds; it begins with 1000, unless told otherwise."""
         return self._now
 
     def advance(self, seconds: float) -> float:

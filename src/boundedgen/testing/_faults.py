@@ -1,9 +1,12 @@
 """Faults of a simulated engine, as data."""
 
 import enum
+from collections.abc import Mapping
 from typing import final
 
 from attrs import evolve, field, frozen
+
+from boundedgen._core._events import Cause
 
 __all__ = ["Fault", "FaultKind"]
 
@@ -36,6 +39,18 @@ class FaultKind(enum.StrEnum):
 
 BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BOOT_DIES})
 
+#: Which of them may cost an engine its life, by the cause that `stats().kills_total` counts it under.
+JUSTIFIES: Mapping[Cause, frozenset[FaultKind]] = {
+    Cause.STEP: frozenset({FaultKind.WEDGE, FaultKind.SLOW}),
+    Cause.BOOT: frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS}),
+    Cause.RECLAIM: frozenset({FaultKind.LOST_STOP, FaultKind.LEAK, FaultKind.NO_PROGRESS}),
+    Cause.PROGRESS: frozenset({FaultKind.NO_PROGRESS, FaultKind.DEAF, FaultKind.LOST_COMMAND}),
+    Cause.ACK: frozenset({FaultKind.DEAF, FaultKind.LOST_COMMAND, FaultKind.FORGOTTEN}),
+    Cause.STEP_RAISED: frozenset({FaultKind.RAISE}),
+    Cause.DIED: frozenset({FaultKind.CRASH, FaultKind.BOOT_DIES}),
+    Cause.WIRE: frozenset({FaultKind.GARBAGE}),
+}
+
 
 @final
 @frozen(kw_only=True)
@@ -54,6 +69,10 @@ class Fault:
     def to(self, stay: int) -> "Fault":
         """The same, to this stay only."""
         return evolve(self, stay=stay)
+
+    def at(self, step: int) -> "Fault":
+        """The same, at this step or the first one after it that fits."""
+        return evolve(self, at_step=step)
 
     def due(self, step: int, stays: frozenset[int] | None = None) -> bool:
         """True in step number `step`, in which `stays` are concerned (None: whichever)."""

@@ -80,9 +80,11 @@ class SimEngine:
     # --- commands ------------------------------------------------------------------------------------------------
 
     def admit(self, request: Request, at: float) -> None:
+        """Sent at the instant `at`; taken in when it is between steps."""
         self._command(at, request)
 
     def stop(self, stay: int, at: float) -> None:
+        """The same, for a stay that is to be released."""
         self._command(at, stay)
 
     def kill(self, at: float, signal: int = 9) -> None:

@@ -49,6 +49,13 @@ class SimModel:
             vocab_size=self.vocab_size,
         )
 
+    def text(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The token ids that come out for the ids of `prompt`, eos included where the text ends by itself."""
+        work = self.working(Request(0, prompt, {"max_new_tokens": max_new_tokens}, 0.0), 1)
+        while work.ending() is None:
+            work.generate()
+        return work.generated
+
     @property
     def proof_steps(self) -> int:
         """Steps after an end until it can be proved, where the step that removes it is not enough."""

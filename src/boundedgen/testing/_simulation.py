@@ -94,6 +94,15 @@ class Simulation:
         if not self._world.wait(lambda: bool(predicate()), within):
             raise TimeoutError(f"it did not come to pass within {within} s; {self._world.picture()}")
 
+    def watch(self, watcher: Callable[[], object]) -> Callable[[], None]:
+        """Have `watcher` called, from now on, whenever something has happened: at each event, after its turn.
+
+        It may look at everything and wait for nothing. What it raises comes out of whatever let time pass. Returns
+        what ends it.
+        """
+        self._world.watchers.append(watcher)
+        return lambda: self._world.watchers.remove(watcher)
+
     # --- asyncio -------------------------------------------------------------------------------------------------
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:

@@ -46,8 +46,10 @@ class World:
         self._timers: Agenda[int] = Agenda()
         self._wake_at: dict[int, Callable[[], None]] = {}
         self._keys = itertools.count()
+        self._still = 0  # events of this instant
         self.moving = threading.RLock()  #: held by whoever makes anything happen
         self.parking = Parking()
+        self.watchers: list[Callable[[], object]] = []  #: called whenever something has happened
         self._loops = RealLoops(self)
         self.stirred = self._loops.stir  #: there is something new to do; from any thread
 
@@ -86,22 +88,33 @@ class World:
     def settle(self) -> bool:
         """All that is due at this instant happens. False: there was nothing."""
         with self.moving:
-            turns = 0
-            while self._todo or (self._turned is not None and self._turned.due()):
-                turns += 1
-                if turns > TURNS_MAX:
-                    raise AssertionError(f"the driver does not come to rest at {self.now():g}; please report this")
-                if self._todo:
-                    _attempt(self._todo.popleft())
-                elif self._turned is not None:
-                    self._turned.turn()
-            return turns > 0
+            happened = self._settle()
+            if happened:
+                self._look()
+            return happened
+
+    def _look(self) -> None:
+        for watcher in self.watchers:
+            watcher()
+
+    def _settle(self) -> bool:
+        turns = 0
+        while self._todo or (self._turned is not None and self._turned.due()):
+            turns += 1
+            if turns > TURNS_MAX:
+                raise AssertionError(f"the driver does not come to rest at {self.now():g}; please report this")
+            if self._todo:
+                _attempt(self._todo.popleft())
+            elif self._turned is not None:
+                self._turned.turn()
+        return turns > 0
 
     def next_event(self) -> float | None:
         """The instant of the next thing that happens if nobody does anything; None: nothing ever will."""
-        turned = None if self._turned is None else self._turned.wakeup
-        times = [at for at in (turned, self.host.next_event(), self._timers.earliest()) if at is not None]
-        return min(times, default=None)
+        times = [self._timers.earliest()]
+        if self._turned is not None and self._turned.alive():  # else nobody hears what an engine says
+            times += [self._turned.wakeup, self.host.next_event()]
+        return min((at for at in times if at is not None), default=None)
 
     def step(self, until: float = math.inf) -> bool:
         """Go on to the next event, and let it happen. False: there is none up to `until`; no time has passed."""
@@ -110,8 +123,12 @@ class World:
             at = self.next_event()
             if at is None or at > until:
                 return False
+            self._still = self._still + 1 if at <= self.now() else 0
+            if self._still > TURNS_MAX:
+                raise AssertionError(f"time does not go on from {self.now():g}; please report this")
             self._happen(self.clock.advance_to(at))
-            self.settle()
+            self._settle()
+            self._look()
             return True
 
     def _happen(self, now: float) -> None:

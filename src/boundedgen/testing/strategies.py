@@ -84,7 +84,7 @@ def limits() -> st.SearchStrategy[Limits]:
         progress=st.sampled_from([3.0, 6.0]),
         ack=st.sampled_from([1.0, 3.0]),
         reclaim=st.sampled_from([1.0, 2.0]),
-        reclaim_steps=st.sampled_from([2, 3]),
+        reclaim_steps=st.sampled_from([3, 5]),
         reap=st.just(2.0),
         lease_grace=st.sampled_from([0.0, 2.0]),
         waiting_max=st.sampled_from([3, 1024]),
