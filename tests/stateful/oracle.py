@@ -12,55 +12,13 @@ from attrs import define, field, frozen
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._sequences import Submission
+from boundedgen.testing._faults import JUSTIFIES
 from boundedgen.testing._faults import FaultKind as K
+from boundedgen.testing._ready_time import ReadyTime
 from boundedgen.testing._sim import SimEngine
-from boundedgen.testing._sim_scheduler import next_token
 
 EPS = 1e-6
 FIRST_STEPS = 3
-
-#: Which faults justify which cause of a kill.
-JUSTIFIED: dict[ev.Cause, frozenset[K]] = {
-    ev.Cause.STEP: frozenset({K.WEDGE, K.SLOW}),
-    ev.Cause.BOOT: frozenset({K.STILLBORN, K.BOOT_FAILS}),
-    ev.Cause.RECLAIM: frozenset({K.LOST_STOP, K.LEAK, K.NO_PROGRESS}),
-    ev.Cause.PROGRESS: frozenset({K.NO_PROGRESS, K.DEAF, K.LOST_COMMAND}),
-    ev.Cause.ACK: frozenset({K.DEAF, K.LOST_COMMAND, K.FORGOTTEN}),
-    ev.Cause.STEP_RAISED: frozenset({K.RAISE}),
-    ev.Cause.WIRE: frozenset({K.GARBAGE}),
-}
-
-
-def expected_tokens(prompt: tuple[int, ...], count: int, natural: int | None, eos: int, vocab: int) -> list[int]:
-    """The text that the simulated engine gives for `prompt`."""
-    text: list[int] = []
-    while len(text) < count:
-        last = natural is not None and len(text) + 1 >= natural
-        text.append(eos if last else next_token((*prompt, *text), vocab))
-        if last:
-            break
-    return text
-
-
-class ReadyTime:
-    """Time that passes only between a Ready and the end of that incarnation; knows its past."""
-
-    def __init__(self) -> None:
-        self._spans: list[list[float]] = []
-        self.running = False
-        self.stood_at = 0.0
-
-    def run(self, now: float) -> None:
-        self._spans.append([now, float("inf")])
-        self.running = True
-
-    def stand(self, now: float) -> None:
-        if self.running:
-            self._spans[-1][1] = now
-            self.running, self.stood_at = False, now
-
-    def at(self, instant: float) -> float:
-        return sum(min(end, instant) - begin for begin, end in self._spans if begin < instant)
 
 
 @define(eq=False)
@@ -402,7 +360,7 @@ class Oracle:
             assert now <= self.drain_until + EPS or now == self.woke_at, "the drain lasted too long"
         else:
             assert self.engine is not None
-            why = self.engine.triggered & JUSTIFIED[effect.cause]
+            why = self.engine.triggered & JUSTIFIES[effect.cause]
             assert why, f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
             self._failed(now)
         self.phase, self.killed_at, self.died_now = "dying", now, True

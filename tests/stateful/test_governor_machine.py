@@ -14,7 +14,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from stateful.oracle import EPS, Oracle, expected_tokens
+from stateful.oracle import EPS, Oracle
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _deadlines
@@ -303,10 +303,8 @@ class GovernorMachine(RuleBasedStateMachine):
 
     def _submit(self, submission: Submission, now: float) -> None:
         prompt = _prompt(submission)
-        natural = natural_length(prompt)
-        count = submission.max_new_tokens
-        text = expected_tokens(prompt, count, natural, self.model.eos_token_id, self.model.vocab_size)
-        ends = "stop" if natural is not None and natural <= count else "length"
+        text = self.model.text(prompt, submission.max_new_tokens)
+        ends = "stop" if text[-1] == self.model.eos_token_id else "length"
         self.oracle.submitted(submission, text, ends, now)
         self._feed(lambda: self.governor.submit(submission, now))
 
