@@ -129,7 +129,8 @@ def environment(folder: Path, release: str) -> Path:
 
 def copy_of_the_tests(folder: Path, python: Path, release: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("tests", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     if older(release):
         models = [str(path.parent) for path in (folder / "tests" / "models").glob("*/tokenizer.json")]
