@@ -27,10 +27,10 @@ SELECTION = Selection(
     (
         *(
             f"tests/core/test_{name}.py"
-            for name in ("deadlines", "ready_clock", "admission", "leases", "watch", "phases")
+            for name in ("deadlines", "ready_clock", "admission", "leases", "watch", "phases", "tally")
         ),
         *(f"tests/core/test_governor{name}.py" for name in ("", "_life", "_leases", "_order")),
-        *(f"tests/core/test_{name}.py" for name in ("stats", "leases_of_a_pipeline")),
+        *(f"tests/core/test_{name}.py" for name in ("stats", "recording", "leases_of_a_pipeline")),
         "tests/stateful",
     ),
     300.0,

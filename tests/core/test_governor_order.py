@@ -107,3 +107,19 @@ def test_the_next_wake_is_when_the_drain_is_over() -> None:
     g.governor.close(2.5, g.now)
     g.tick()
     assert g.governor.next_wakeup() == g.now + 2.5
+
+
+# --- what health hears -----------------------------------------------------------------------------------------------
+
+
+def test_health_hears_of_every_state_once_and_in_order() -> None:
+    g = Governed(ready=False)
+    g.die(1)
+    g.restarted()
+    g.die()
+    g.restarted()
+    g.governor.close(0.0, g.now)
+    g.tick()
+    g.die()
+    states = [effect.state for effect in g.all(ev.Became)]
+    assert states == ["starting", "ready", "recovering", "ready", "draining", "closed"]

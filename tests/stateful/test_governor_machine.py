@@ -528,10 +528,19 @@ class GovernorMachine(RuleBasedStateMachine):
         self.governor.receive(old[which % len(old)], self.now)
         assert pickle.dumps(vars(self.governor)) == before
 
-    @rule(drain=st.sampled_from([0.0, 1.0, 6.0]), sure=st.sampled_from([False, False, False, False, True]))
-    def close(self, drain: float, sure: bool) -> None:
-        if sure or self.oracle.closing:
-            self._command(lambda now: self._close(drain, now))
+    @rule(
+        drains=st.lists(st.sampled_from([0.0, 1.0, 6.0]), min_size=1, max_size=2),
+        load=st.booleans(),
+        sure=st.sampled_from([False, False, False, False, True]),
+    )
+    def close(self, drains: list[float], load: bool, sure: bool) -> None:
+        """Once, or twice at once: the shorter drain counts."""
+        if not sure and not self.oracle.closing:
+            return
+        if load:
+            self._work_for(0.3, {})
+        for drain in drains:
+            self._command(lambda now, d=drain: self._close(d, now))  # type: ignore[misc]
 
     def _close(self, drain: float, now: float) -> None:
         self.oracle.close(drain, now)
