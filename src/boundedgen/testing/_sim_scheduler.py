@@ -229,12 +229,16 @@ class Scheduler:
 
     def _make_room(self, s: WorkingStay, chunk: int) -> bool:
         """Preemption: the latest stays behind this one give blocks, also those that are stopped already."""
-        order = list(self._stays.values())
-        while any(self._needs(pool, s, chunk) > self._free_blocks(pool) for pool in self._pools):
+        while any(self._lacks(pool, s, chunk) for pool in self._pools):
+            order = list(self._stays.values())
             victim = next((other for other in reversed(order) if other.computed), s)
             if order.index(victim) <= order.index(s) or not self._preempt(victim, s, chunk):
                 return False
         return True
+
+    def _lacks(self, pool: PoolFacts, s: WorkingStay, chunk: int) -> bool:
+        needs = self._needs(pool, s, chunk)
+        return needs > 0 and needs > self._free_blocks(pool)
 
     def _preempt(self, victim: WorkingStay, s: WorkingStay, chunk: int) -> bool:
         """It gives the blocks that are needed off its end, if it has more than that; else all. True if that helped."""
