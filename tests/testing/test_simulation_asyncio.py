@@ -339,3 +339,22 @@ def test_a_thread_may_advance_while_a_real_loop_waits() -> None:
             return answer.completion_tokens
 
         assert asyncio.run(main()) == 3
+
+
+@anywhere
+def test_what_a_watcher_raises_comes_out_of_whoever_waits(run: Runs) -> None:
+    with Simulation(model=SECOND) as sim:
+
+        def watch() -> None:
+            assert len(g.partial.token_ids) < 3, "seen"
+
+        g = sim.pipeline.submit("x", max_new_tokens=5)
+        unwatch = sim.watch(watch)
+
+        async def main() -> None:
+            await g
+
+        with pytest.raises(AssertionError, match="seen"):
+            run(sim, main())
+        unwatch()
+        assert len(g.partial.token_ids) >= 3
