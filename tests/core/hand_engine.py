@@ -193,18 +193,18 @@ def lane(engine: HandEngine | None = None, **settings: Any) -> Iterator[tuple[Bo
 
 @contextlib.contextmanager
 def held_up(engine: HandEngine) -> Iterator[None]:
-    """The driver stands still at the beginning of a wake until this is left."""
+    """The driver stands still at the end of a wake until this is left."""
     arrived, go_on = threading.Event(), threading.Event()
-    pulse = engine.link.pulse
+    link = engine.link
+    flush = link.flush
 
-    def slowly() -> ev.Pulse:
-        engine.link.pulse = pulse  # type: ignore[method-assign]
+    def slowly() -> None:
+        link.flush = flush  # type: ignore[method-assign]
         arrived.set()
         assert go_on.wait(PATIENCE)
-        return pulse()
 
-    engine.link.pulse = slowly  # type: ignore[method-assign]
-    engine.link.tell()
+    link.flush = slowly  # type: ignore[method-assign]
+    link.tell()
     assert arrived.wait(PATIENCE)
     try:
         yield

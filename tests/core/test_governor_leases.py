@@ -3,7 +3,7 @@
 import pytest
 from core.governed import Governed
 
-from boundedgen._bounds import Bounds
+from boundedgen._bounds import Bounds, Deadline
 from boundedgen._core import _events as ev
 from boundedgen._core._events import Finish, Output, Release
 from boundedgen._core._leases import Lease
@@ -114,6 +114,25 @@ def test_tightening_the_gap_that_is_under_way_ends_it_at_the_earlier_of_both() -
     assert g.reason(sequence) is None
     g.tick(0.11)
     assert g.reason(sequence) == "deadline"
+
+
+def test_a_gap_that_was_not_bounded_before_counts_from_the_tightening() -> None:
+    g = Governed()
+    sequence, stay = g.running()
+    g.step(outputs=(Output(stay, (1,)),))
+    g.tick(3.0)
+    g.governor.tighten(sequence, Bounds(next_token=2.0), g.now, g.now)
+    assert g.governor.sequences[sequence].ready_deadline() == Deadline(g.governor.clock.at(g.now) + 2.0, "next_token")
+
+
+def test_tightening_another_bound_leaves_the_gap_that_is_under_way_alone() -> None:
+    g = Governed()
+    sequence, stay = g.running(bounds=Bounds(total=600, next_token=4.0))
+    g.step(outputs=(Output(stay, (1,)),))
+    due = g.governor.sequences[sequence].ready_deadline()
+    g.tick(3.0)
+    g.governor.tighten(sequence, Bounds(total=100), g.now, g.now)
+    assert g.governor.sequences[sequence].ready_deadline() == due
 
 
 @pytest.mark.parametrize("waiting", [True, False])

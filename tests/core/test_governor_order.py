@@ -27,6 +27,17 @@ def test_a_finish_counts_from_when_its_step_ended_however_late_it_is_heard(late:
     assert g.reason(sequence) == reason
 
 
+def test_steps_are_counted_once_over_all_incarnations_and_reports_without_one_count_nothing() -> None:
+    g = Governed()
+    g.step(), g.step()
+    g.governor.receive(ev.Progress(1, 5, g.now, g.now, 3, 0.0, None), g.now)  # three steps in one report
+    g.governor.receive(ev.Progress(1, 5, g.now, g.now, 0, 0.0, None), g.now)
+    g.die()
+    g.restarted()
+    g.step()
+    assert g.governor.tally.steps == 6
+
+
 def test_what_a_stay_says_after_it_was_put_back_is_late_and_reaches_nobody() -> None:
     g = Governed()
     sequence, stay = g.running()

@@ -196,6 +196,17 @@ def test_time_inside_of_steps_does_not_count_against_a_command() -> None:
     assert verdict[0] is Cause.RECLAIM, "two seconds outside of steps"
 
 
+def test_a_command_that_is_sent_during_a_step_waits_from_its_end() -> None:
+    watch = up()
+    in_step(watch, NOW, number=11)
+    watch.ordered("admit", 1, NOW + 4)
+    watch.pulse = Pulse(11, 11, NOW, NOW + 5, 5.0)
+    assert watch.verdict(NOW + 5 + LIMITS.ack - TINY) is None
+    verdict = watch.verdict(NOW + 5 + LIMITS.ack + TINY)
+    assert verdict is not None
+    assert verdict[0] is Cause.ACK
+
+
 def test_the_first_steps_and_no_later_ones_have_the_extra_budget() -> None:
     budgets = [step_budget(LIMITS, Pulse(number, number - 1)) for number in range(1, FIRST_STEPS + 3)]
     assert budgets == [50.0] * FIRST_STEPS + [10.0] * 2

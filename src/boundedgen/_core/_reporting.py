@@ -16,7 +16,7 @@ class Reporting(Living):
         if report.steps - self.watch.steps <= 1:  # of merged ones it is not known which step was in time
             self._expire_before(report.ended, now)
         self.last_report = report
-        self.tally.steps += max(0, report.steps - self.watch.steps)
+        self.tally.steps += report.steps - self.watch.steps
         self.watch.reported(report, now)
         for id_ in report.taken:
             self._taken(id_)
