@@ -266,9 +266,10 @@ class Oracle:
             if live and self._ready.running and not self.closing:
                 assert reading < row.expires + EPS, "a lease outlived its ttl (promise 6)"
             row.over = row.over or not live
-        for open_row in self.open_rows():
+        for open_row in self.open_rows() if self._ready.running else ():
             lease = open_row.lease
-            assert lease is None or not lease.over or self._ready_since > now, "it outlived its lease (promise 6)"
+            ended = lease is not None and lease.over and (lease.revoked or reading > lease.expires + EPS)
+            assert not ended, "it outlived its lease (promise 6)"
 
     # --- afterwards ----------------------------------------------------------------------------------------------
 
