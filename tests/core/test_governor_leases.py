@@ -1,5 +1,7 @@
 """Leases and tightened bounds, as the governor sees them."""
 
+import math
+
 import pytest
 from core.governed import Governed
 
@@ -100,6 +102,33 @@ def test_tightening_never_gives_more_time() -> None:
     settled = g.settled(sequence)
     assert settled is not None
     assert settled.bound == "next_token"
+
+
+@pytest.mark.parametrize("loose", [math.inf, 1e9])
+def test_a_gap_that_was_tightened_to_nothing_finite_can_be_tightened_still(loose: float) -> None:
+    g = Governed()
+    sequence, stay = g.running(bounds=Bounds(next_token=loose))
+    g.step(outputs=(Output(stay, (1,)),))
+    g.governor.tighten(sequence, Bounds(next_token=loose), g.now, g.now)
+    g.governor.tighten(sequence, Bounds(next_token=1.0), g.now, g.now)
+    g.tick(0.9)
+    assert g.reason(sequence) is None
+    g.tick(0.11)
+    assert g.reason(sequence) == "deadline"
+
+
+@pytest.mark.parametrize("name", ["total", "queued", "first_token", "next_token"])
+@pytest.mark.parametrize("under_way", [True, False])
+def test_tightening_to_minus_infinity_ends_it_at_once(name: str, under_way: bool) -> None:
+    g = Governed()
+    sequence, stay = g.running(bounds=Bounds(total=50.0, next_token=5.0))
+    if under_way:
+        g.step(outputs=(Output(stay, (1,)),))
+    for _ in range(2):
+        g.governor.tighten(sequence, Bounds(**{name: -math.inf}), g.now, g.now)
+    g.tick()
+    over = {"queued"} | ({"first_token"} if under_way else set())
+    assert g.reason(sequence) == (None if name in over else "deadline"), "what was met once cannot be missed"
 
 
 def test_tightening_the_gap_that_is_under_way_ends_it_at_the_earlier_of_both() -> None:

@@ -1,6 +1,7 @@
 """A sequence: deadlines, a lease, tokens and a result. And the queue of those that wait."""
 
 import heapq
+import math
 
 from attrs import define, field, frozen
 
@@ -80,6 +81,8 @@ class Sequence:
         queued = None if bounds.queued is None else bounds.queued + waited
         first = None if bounds.first_token is None else bounds.first_token + later
         gap = bounds.next_token
+        if gap is not None:  # what is infinite has no difference
+            gap = None if gap == math.inf else max(0.0, gap)
         if gap is not None and self.first_token_at is not None and self.bounds.next_token is not None:
             # The gap that is under way may last until the earlier of its old end and `at` + the new bound.
             self.reading = min(self.reading + self.bounds.next_token, reading + gap) - min(gap, self.bounds.next_token)
