@@ -1,6 +1,6 @@
 """What clients get when the engine hangs: a server and its test, without a model, a child process or real time.
 
-    pip install "boundedgen[testing]" starlette httpx && pytest examples/wedged_lane.py
+Wants more than boundedgen itself: `pip install "boundedgen[testing]" starlette httpx`, then `pytest wedged_lane.py`.
 """
 
 import asyncio
