@@ -43,6 +43,14 @@ def _compare(script: list[tuple[str, float, float | None]]) -> None:
         assert len(agenda) == len(model)
 
 
+def test_keys_that_are_due_at_once_come_as_they_were_set_and_need_no_order_of_their_own() -> None:
+    agenda: Agenda[object] = Agenda()
+    keys = [object() for _ in range(9)]
+    for key in keys:
+        agenda.set(key, 1.0)
+    assert list(agenda.due(1.0)) == keys
+
+
 def test_a_key_that_moved_later_is_due_then_and_once() -> None:
     agenda: Agenda[str] = Agenda()
     for at in (1.0, 5.0, 3.0, 7.0):

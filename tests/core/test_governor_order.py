@@ -58,6 +58,38 @@ def test_of_two_deadlines_on_two_clocks_the_earlier_is_named() -> None:
     assert (settled.bound, settled.deadline) == ("first_token", 105.0)
 
 
+def test_one_that_finished_has_to_be_released_like_one_that_was_stopped() -> None:
+    g = Governed()
+    sequence, stay = g.running()
+    g.step(outputs=(Output(stay, (5,)),), finished=(Finish(stay, "stop"),))
+    assert g.reason(sequence) == "stop"
+    for _ in range(LIMITS.reclaim_steps - 2):
+        g.step()
+    assert g.kills() == []
+    g.step()
+    assert g.kills() == [ev.Cause.RECLAIM]
+
+
+def test_a_stay_that_is_given_up_for_forgotten_was_no_reclaim() -> None:
+    g = Governed()
+    g.running()
+    g.step(held=())
+    (proof,) = g.all(ev.Prove)
+    assert (proof.steps, proof.seconds, proof.proof) == (0, 0.0, "reconciled")
+    assert g.governor.tally.reclaimed == 0
+
+
+def test_a_lease_knows_of_those_that_are_not_settled_and_of_no_others() -> None:
+    g = Governed()
+    lease = g.lease()
+    first, second = g.submit(lease=lease), g.submit(lease=lease)
+    g.governor.cancel(first, g.now)
+    g.tick()
+    row = g.governor.leases.get(lease)
+    assert row is not None
+    assert row.sequences == {second}
+
+
 # --- what is told first ----------------------------------------------------------------------------------------------
 
 

@@ -156,18 +156,19 @@ class Oracle:
             self.granted(f"implicit-{submission.id}", submission.implicit_ttl, now)
 
     def tightened(self, sequence: int, bounds: Bounds, at: float, now: float) -> None:
+        """A gap of less than nothing is over now, and not before."""
         row = self.rows[sequence]
         reading = self.ready.at(at)
+        gap = None if bounds.next_token is None else max(0.0, bounds.next_token)
         row.total_at = min(row.total_at, _plus(row.submission.submitted_at, bounds.total))
         row.queued_at = min(row.queued_at, _plus(at, bounds.queued))
         row.known_at = now
         if not row.emitted:
             row.first_end = min(row.first_end, _plus(reading, bounds.first_token))
-            gap = bounds.next_token if bounds.next_token is not None else 1.0
-            row.gap_end = min(row.gap_end, row.submitted_reading + gap) if gap <= 0 else row.gap_end
-        elif bounds.next_token is not None:
-            row.gap_end = min(row.gap_end, reading + bounds.next_token)
-        row.gap = min(row.gap, float("inf") if bounds.next_token is None else bounds.next_token)
+            row.gap_end = min(row.gap_end, row.submitted_reading) if gap == 0.0 else row.gap_end
+        elif gap is not None:
+            row.gap_end = min(row.gap_end, reading + gap)
+        row.gap = min(row.gap, float("inf") if gap is None else gap)
 
     def cancelled(self, sequence: int, was_open: bool, result: bool) -> None:
         assert result is was_open, "cancel tells whether it ended the sequence"

@@ -286,11 +286,20 @@ class GovernorMachine(RuleBasedStateMachine):
             self.poisoned.add(submission.id)
         self._command(lambda now: self._submit(submission, now))
 
-    @rule(burst=st.integers(2, 6), new=st.integers(1, 30))
-    def submit_many(self, burst: int, new: int) -> None:
+    @rule(
+        burst=st.integers(2, 6),
+        new=st.integers(1, 30),
+        tighter=st.none() | st.builds(Bounds, total=bound, queued=bound, first_token=bound),
+    )
+    def submit_many(self, burst: int, new: int, tighter: Bounds | None) -> None:
+        """More than fits at once; of the last one the bounds are tightened while it waits."""
         for _ in range(burst):
             submission = self._new(prompt_tokens=3, max_new_tokens=new, bounds=Bounds(total=TOTAL_MAX))
             self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
+        if tighter is not None and not self.stopped:
+            self._advance_to(self.now + 0.7)
+            last, at = self.ids, self.now
+            self._command(lambda now: self._tighten(last, tighter, at, now))
 
     @rule(total=st.sampled_from([1.0, 5.0, 20.0]))
     def probe(self, total: float) -> None:

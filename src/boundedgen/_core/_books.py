@@ -32,7 +32,7 @@ class Census:
 class Books:
     """The state. The layers above (settling, occupying, living, reporting, governor) each add one concern."""
 
-    def __init__(self, limits: Limits, *, forget_after: float = 60.0, reserve: bool = True) -> None:
+    def __init__(self, limits: Limits, *, forget_after: float, reserve: bool) -> None:
         self.limits = limits
         self._reserve = reserve
         self.life = Life(limits)

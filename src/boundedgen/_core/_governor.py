@@ -130,7 +130,7 @@ class Governor(Reporting):
         """Nothing new; what is inside may end by itself until the drain is over. A later call can only shorten it."""
         if self.life.phase is EnginePhase.CLOSED:
             return
-        until = now + max(0.0, drain_s)
+        until = now + drain_s
         self.life.closing = True
         self.life.drain_until = until if self.life.drain_until is None else min(until, self.life.drain_until)
         self._became()

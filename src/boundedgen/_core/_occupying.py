@@ -62,12 +62,10 @@ class Occupying(Settling):
             if sequence.phase is SequencePhase.WAITING:
                 self._enqueue(sequence, now)
 
-    def _requeue(self, sequence: Sequence, now: float) -> None:
+    def _requeue(self, sequence: Sequence) -> None:
         """It waits again, in its old place; it can be admitted once its old stay is GONE."""
         move(sequence, SequencePhase.WAITING)
         self.tally.requeued += 1
-        if sequence.stay is not None:
-            self._stop(self.stays[sequence.stay], now)
 
     def _reconcile(self, held: frozenset[int], now: float) -> None:
         """The child's table against ours, by id."""

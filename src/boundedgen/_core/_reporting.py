@@ -81,7 +81,7 @@ class Reporting(Living):
         if sequence.tokens or sequence.lost >= CACHE_TRIES:
             self._settle(sequence, Why.CACHE_EXHAUSTED, now, "the engine ran out of cache blocks")
         else:
-            self._requeue(sequence, now)
+            self._requeue(sequence)
 
     def _stop_taken(self, id_: int, steps: int, now: float) -> None:
         """Also for one that the child stopped at its deadline before we did."""
@@ -89,7 +89,6 @@ class Reporting(Living):
         if stay is None:
             return
         self.watch.taken("stop", id_)
-        self.watch.taken("admit", id_)
         self.watch.reclaiming(id_, steps, now)
         if stay.phase is StayPhase.ADMITTED:
             move(stay, StayPhase.STOPPING)

@@ -51,10 +51,8 @@ class Watch:
 
     def boot(self, now: float) -> None:
         """A new incarnation has been started."""
-        self.boot_at, self._ready = now, False
-        self.pulse, self.steps, self.progress_at = Pulse(), 0, None
-        self._orders.clear()
-        self._reclaims.clear()
+        self.over()
+        self.boot_at, self.pulse, self.steps = now, Pulse(), 0
 
     def ready(self) -> None:
         self.boot_at, self._ready = None, True
