@@ -114,7 +114,10 @@ class EngineUnavailable(Rejected):
 
 @final
 class EngineFailed(EngineUnavailable):
-    """The restart budget is used up, or the engine could not be removed. Build a new pipeline, in a new process."""
+    """The restart budget is used up, the engine could not be removed, or it refuses its settings: the text says which.
+
+    It does not heal: build a new pipeline, in a new process.
+    """
 
     retryable = False
 

@@ -42,8 +42,8 @@ class BoundedPipeline:
     process and returns; `with` and `async with` wait until it is ready (at most `Limits.boot`, 300 s) and raise
     ModelLoadFailed, DeviceUnavailable or EngineFailed. Leaving closes: after a normal exit with a drain of
     `Limits.drain` (30 s), after an exception at once. Every method may be called from any thread; asyncio code uses the
-    awaitable ones, and those that wait refuse to block a running event loop (RuntimeError). The first four arguments
-    are those of `openvino_genai.ContinuousBatchingPipeline`:
+    awaitable ones, and those that wait, except `close`, refuse to block a running event loop (RuntimeError). The first
+    four arguments are those of `openvino_genai.ContinuousBatchingPipeline`:
 
     - `models_path`: a folder with an OpenVINO model, or a GGUF file.
     - `scheduler_config`: an `openvino_genai.SchedulerConfig` or a mapping of its fields. With neither `num_kv_blocks`
@@ -116,7 +116,7 @@ class BoundedPipeline:
         - `prompt`: a str as it is (`apply_chat_template=True` wraps it as a user message), token ids (a list or a 1-D
           integer array), or chat messages (a list of mappings with role and content, or a ChatHistory).
         - `generation_config`: an `openvino_genai.GenerationConfig` or a mapping of its fields; `config`, all other
-          keywords, go over it: `max_new_tokens=200, temperature=0.7`.
+          keywords, go over it: `max_new_tokens=200, do_sample=True, temperature=0.7`.
         - `bounds`: tighten the pipeline's, kind by kind.
         - `lease`: a Lease or its id: the generation ends when that does. `owner` comes from it, else it is yours; it
           counts for `Limits.owner_max`.
@@ -252,7 +252,9 @@ class BoundedPipeline:
         """Renew by id, for a heartbeat endpoint: valid for its ttl from now.
 
         Raises LeaseExpired if `lease_id` is over, unknown or, where `owner` is given, of another: all look alike.
+        PipelineClosed or EngineFailed once the pipeline is over: a new lease is not to be had here.
         """
+        self._serving.refuse_unless_open()
         lease = self._leasing.must_find(lease_id, owner)
         lease.renew()
         return lease
@@ -330,7 +332,8 @@ class BoundedPipeline:
         With `drain` 0, the default, everything is settled at once. During a drain what waits is still admitted, bounds,
         leases and watchdogs hold, and an engine that dies is not replaced.
 
-        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does.
+        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does. It
+        blocks whoever calls it, an event loop too (there: `aclose`). A `drain` below 0 counts as 0.
         """
         patience = self._begin_to_close(drain)
         if not self._driver.foreign:

@@ -63,7 +63,8 @@ class SchedulerStats:
     """A snapshot of the lane, as the driver last published it; ages are of the moment of the call.
 
     In each one `submitted_total == sum(finished_total.values()) + waiting + running`. A probe is in no figure but
-    `steps_total` and those of blocks that the engine itself tells. While the engine hangs `step_current_s` grows; while the driver does, `driver_lag_s`.
+    `steps_total` and those of blocks that the engine itself tells. While the engine hangs `step_current_s` grows; while
+    the driver does, `driver_lag_s`.
     """
 
     waiting: int  #: sequences that are accepted and not in the engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
@@ -40,6 +41,18 @@ def check_text(name: str, text: str) -> str:
 #: A tokenizer call holds the interpreter lock until its threads have run. Pinned to cores that a busy engine spins on,
 #: they were kept waiting for up to 6.6 s, and every thread of the process with them (docs/engine-facts.md).
 ONE_THREAD = {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}
+_first_look = threading.Lock()
+
+
+def _look_at_a_tensor() -> None:
+    """The first look at any tensor's data in a process, by one thread at a time: two that take it at once stand still
+    for ever, with the interpreter lock, and so does everything else (docs/engine-facts.md).
+    """
+    import numpy
+    import openvino
+
+    with _first_look:
+        openvino.Tensor(numpy.zeros((1, 1), numpy.int64)).data  # noqa: B018
 
 
 @final
@@ -53,6 +66,7 @@ class GenAITokenizer:
             raise ModelLoadFailed(
                 f"models_path {str(path)!r} does not exist; give an OpenVINO IR folder or a GGUF file"
             )
+        _look_at_a_tensor()
         self._inner = _load(path, {**ONE_THREAD, **(properties or {})})
         self._vocab_size = _vocab_size(self._inner, path)
         self._unsettled = _CLEANED_UP_LATER if self._cleans_up() else None
@@ -151,7 +165,8 @@ def _plain_json(name: str, value: Any) -> Any:
         raise
     except Exception as error:  # also what a caller's own objects raise
         raise InvalidRequest(
-            f"{name} must be plain JSON types (str, number of 64 bits, bool, None, list, mapping): {type(error).__name__}"
+            f"{name} must be plain JSON types (str, number of 64 bits, bool, None, list, mapping): "
+            f"{type(error).__name__}"
         ) from None
 
 

@@ -16,6 +16,8 @@ STATES = {
     EnginePhase.FAILED: "failed",
     EnginePhase.CLOSED: "closed",
 }
+KILL = 9
+CRASHES = {4: " (SIGILL)", 6: " (SIGABRT)", 7: " (SIGBUS)", 8: " (SIGFPE)", 11: " (SIGSEGV)", 15: " (SIGTERM)"}
 
 
 class Living(Occupying):
@@ -178,5 +180,8 @@ class Living(Occupying):
 
 
 def _how(report: ev.Exited) -> str:
-    how = f"signal {-report.status}" if report.status < 0 else f"exit status {report.status}"
-    return f"the process ended by itself: {how}"
+    if report.status == -KILL:
+        return "the process was killed by signal 9, not by us: by somebody, or by the kernel for want of memory"
+    if report.status < 0:
+        return f"the process died of signal {-report.status}{CRASHES.get(-report.status, '')}"
+    return f"the process ended by itself: exit status {report.status}"
