@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from mutants.planting import Mutant, Verdict, check_soundness, judge_all, planted, rotten
+from attrs import evolve
+
+from mutants.planting import Mutant, Selection, Verdict, check_soundness, judge_all, planted, rotten
 
 HERE = Path(__file__).resolve().parent
 
@@ -20,6 +22,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=150, help="of the generated ones; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--blind", action="store_true", help="only those that were written before the tests were read")
+    parser.add_argument(
+        "--machine", type=int, metavar="RUNS", help="only the state machine looks, in at most RUNS runs"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="check the list against the sources, and plant nothing")
     return parser.parse_args()
@@ -32,6 +37,9 @@ def wanted(options: argparse.Namespace) -> list[Mutant]:
         found = generated(HERE, options.sample, options.seed)
     else:
         found = planted(HERE / "planted.toml")
+    if options.machine:
+        alone = Selection("machine", ("tests/stateful",), 3600.0, {"BOUNDEDGEN_EXAMPLES": str(options.machine)})
+        found = [evolve(m, sees=alone) for m in found]
     found = [m for m in found if m.blind or not options.blind]
     return [m for m in found if any(n in m.name for n in options.names)] if options.names else found
 

@@ -40,7 +40,7 @@ SELECTION = Selection(
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{a}" for a in ("Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq")),
     *(f"ReplaceComparisonOperator_{a}" for a in ("Is_IsNot", "IsNot_Is")),
-    *(f"ReplaceBinaryOperator_{a}" for a in ("Add_Sub", "Sub_Add", "Mul_Div", "FloorDiv_Mul", "BitOr_BitAnd")),
+    *(f"ReplaceBinaryOperator_{a}" for a in ("Add_Sub", "Sub_Add", "Mul_Div", "FloorDiv_Mul")),
     *(f"ReplaceUnaryOperator_{a}" for a in ("Delete_Not", "USub_UAdd")),
     *("ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "NumberReplacer"),
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop", "AddNot"),

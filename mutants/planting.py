@@ -20,7 +20,7 @@ from attrs import field, frozen
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src"
 PYTEST = ("-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutants.counting", "--hypothesis-seed=0")
-ONE_FAILED = 1  #: pytest's exit code; those above mean that nothing was tested
+ONE_FAILED = 1  #: pytest's exit code; those above mean that nothing was tested: the sources cannot be imported
 
 
 @frozen
@@ -54,7 +54,7 @@ class Mutant:
 
 @frozen
 class Verdict:
-    """What became of a mutant. `killed_by`: "test" or "timeout"; empty: it survived."""
+    """What became of a mutant. `killed_by`: "test", "timeout" or "import"; empty: it survived."""
 
     mutant: Mutant
     killed_by: str
@@ -106,10 +106,7 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
 
 
 def run(selection: Selection, sources: Path) -> tuple[str, str]:
-    """The selection against `sources`: ("", "test" or "timeout", and what pytest said last).
-
-    RuntimeError if nothing was tested: no test collected, or the sources cannot be imported.
-    """
+    """The selection against `sources`: what killed them, if anything did, and what pytest said last."""
     environment = {
         **os.environ,
         **selection.environment,
@@ -130,7 +127,7 @@ def run(selection: Selection, sources: Path) -> tuple[str, str]:
     if code is None or any("Timeout >" in line or "+ Timeout +" in line for line in lines):
         return "timeout", _told(lines)
     if code > ONE_FAILED:
-        raise RuntimeError("\n".join(lines[-15:]))
+        return "import", " | ".join(lines[-3:])
     return "test" if code else "", _told(lines)
 
 

@@ -43,7 +43,7 @@ BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BO
 JUSTIFIES: Mapping[Cause, frozenset[FaultKind]] = {
     Cause.STEP: frozenset({FaultKind.WEDGE, FaultKind.SLOW}),
     Cause.BOOT: frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS}),
-    Cause.RECLAIM: frozenset({FaultKind.LOST_STOP, FaultKind.LEAK, FaultKind.NO_PROGRESS}),
+    Cause.RECLAIM: frozenset({FaultKind.LOST_STOP, FaultKind.LEAK, FaultKind.NO_PROGRESS, FaultKind.FORGOTTEN}),
     Cause.PROGRESS: frozenset({FaultKind.NO_PROGRESS, FaultKind.DEAF, FaultKind.LOST_COMMAND}),
     Cause.ACK: frozenset({FaultKind.DEAF, FaultKind.LOST_COMMAND, FaultKind.FORGOTTEN}),
     Cause.STEP_RAISED: frozenset({FaultKind.RAISE}),
