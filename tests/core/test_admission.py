@@ -1,6 +1,7 @@
 """What is reserved: exact, all or nothing, never more than there is."""
 
 import pytest
+from attrs import evolve
 from core.governed import facts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,8 @@ def test_the_last_token_needs_no_room_of_its_own() -> None:
 def test_the_probe_s_blocks_belong_to_nobody_else() -> None:
     capacity = Capacity.of(facts(PoolFacts("kv", 9, 4), LA), None)
     assert [pool.blocks for pool in capacity.pools] == [8, 3]
+    without = Capacity.of(evolve(facts(PoolFacts("kv", 9, 4), LA), probe_blocks={"kv": 1}), None)
+    assert [pool.blocks for pool in without.pools] == [8, LA.blocks], "nothing could be set aside there"
 
 
 def test_the_smaller_of_both_numbers_of_running_sequences_counts() -> None:

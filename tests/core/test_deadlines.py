@@ -51,6 +51,14 @@ def test_keys_that_are_due_at_once_come_as_they_were_set_and_need_no_order_of_th
     assert list(agenda.due(1.0)) == keys
 
 
+def test_moving_an_instant_later_enters_nothing() -> None:
+    agenda: Agenda[str] = Agenda()
+    for at in range(50):
+        agenda.set("key", float(at))
+    assert len(agenda._heap) == 1
+    assert agenda.earliest() == 49.0
+
+
 def test_a_key_that_moved_later_is_due_then_and_once() -> None:
     agenda: Agenda[str] = Agenda()
     for at in (1.0, 5.0, 3.0, 7.0):
