@@ -16,7 +16,7 @@ class Aside:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._starting = threading.Lock()  # of the one thread; nothing waits while it is held
+        self._starting = threading.RLock()  # of the one thread; nothing waits while it is held
 
     def run(self, work: Callable[[], object]) -> bool:
         """Queue `work`; returns at once. False: closed, or no thread can be started; it will not be done."""

@@ -203,7 +203,7 @@ class Limits:
         1000, "sequences", "rows kept of ended ones, for their proof of release", least=0, whole=True
     )
     recorded: int = _limit(
-        10_000,
+        1_000,
         "inputs",
         "what the governor was told last, for replay: about ten a step, no text; 0: none",
         least=0,

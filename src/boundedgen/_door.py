@@ -70,7 +70,7 @@ class Rejections:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._adding = threading.Lock()
+        self._adding = threading.RLock()
 
     def add(self, error: BaseException) -> None:
         with self._adding:

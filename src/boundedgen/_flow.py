@@ -54,14 +54,14 @@ class Flow:
         self.patience = float("inf")  #: seconds; the ttl of a lease that reading renews
         self._there_since = submission.submitted_at  # without a pause longer than that
         self.unread_since: float | None = None
-        self._readers: dict[int, None] = {}  # waiting in a call right now
+        self._readers: dict[int, Callable[[], bool]] = {}  # waiting in a call right now, unless it says: gone
         self._new_text = text
         self._text = text()
         self._taken = 0
         self._spoken: list[str] = []
         self._flushed = False
         self._whole: str | None = None  # all of the text, once it is settled and somebody asked
-        self._taking = threading.Lock()  # readers among themselves; the driver never takes it
+        self._taking = threading.RLock()  # readers among themselves; the driver never takes it
 
     # --- the driver's side ---------------------------------------------------------------------------------------
 
@@ -108,13 +108,17 @@ class Flow:
     def neglected_since(self) -> float | None:
         """Since when its stream, once begun, has text that nobody took; None: it has none."""
         since = self.unread_since
-        if self.reading_since is None or since is None or self._readers or not self.untaken:
+        if self.reading_since is None or since is None or self._attended() or not self.untaken:
             return None
         return max(since, self.read_at)  # it was there until then, be it only to wait
 
     def presence(self, now: float) -> tuple[float, float]:
         """From when to when somebody was there, with no pause longer than `patience`; one who waits is there now."""
-        return self._there_since, now if self._readers else self.read_at
+        return self._there_since, now if self._attended() else self.read_at
+
+    def _attended(self) -> bool:
+        """Somebody waits. A coroutine whose loop was closed does not, though nothing told it so."""
+        return any(not gone() for gone in list(self._readers.values()))
 
     # --- the readers' side ---------------------------------------------------------------------------------------
 
@@ -128,11 +132,11 @@ class Flow:
         return self.settled is not None or self.untaken
 
     @contextlib.contextmanager
-    def reader(self) -> Iterator[None]:
-        """Whoever waits inside is there: that renews an implicit lease, and nothing is held against it."""
+    def reader(self, gone: Callable[[], bool] = bool) -> Iterator[None]:
+        """Whoever waits inside is there, unless `gone()`: that renews an implicit lease; nothing is held against it."""
         key = next(_keys)
         self._here()
-        self._readers[key] = None
+        self._readers[key] = gone
         try:
             yield
         finally:

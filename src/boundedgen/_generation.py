@@ -50,7 +50,7 @@ class Generation:
         self._clock = clock
         self._bounds = flow.submission.bounds
         self._stream: weakref.ref[_Stream] | None = None
-        self._beginning = threading.Lock()  # of a stream; readers among themselves
+        self._beginning = threading.RLock()  # of a stream; readers among themselves
 
     # --- what is known about it ----------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Generation:
     async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """True once it is settled, False after `timeout` seconds. Its end, or its cancellation, ends only this wait."""
         within = patience(timeout)
-        with self._flow.reader():
+        with self._flow.reader(asyncio.get_running_loop().is_closed):
             return await self._flow.wakers.until(lambda: self._flow.done, within)
 
     def __await__(self) -> Generator[Any, None, Completion]:
@@ -293,7 +293,7 @@ class _Stream:
     async def __anext__(self) -> Chunk:
         while True:
             try:
-                with self._flow.reader():
+                with self._flow.reader(asyncio.get_running_loop().is_closed):
                     await self._flow.news_wakers.until(lambda: self._flow.news)
             except asyncio.CancelledError:
                 self.close()

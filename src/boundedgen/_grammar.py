@@ -50,7 +50,7 @@ class GrammarChecker:
         self._limits = limits or Limits()
         self._verdicts = _Verdicts()
         self._turn = threading.Lock()
-        self._swap = threading.Lock()  # guards the two below; never held while waiting
+        self._swap = threading.RLock()  # guards the two below; never held while waiting
         self._child: _Child | None = None
         self._closed = False
 

@@ -107,8 +107,8 @@ class Lease:
     def revoke(self) -> None:
         """End it now, and everything submitted under it. Again: nothing happens."""
         if not self._cell.row.ended:
+            self._driver.post("revoke", self.id)  # first: what comes between must not leave it half over
             self._cell.end()
-            self._driver.post("revoke", self.id)
 
     def __enter__(self) -> Lease:
         return self

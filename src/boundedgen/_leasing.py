@@ -39,24 +39,26 @@ class Leasing:
         if not isinstance(renew_on_read, bool):
             raise TypeError(f"renew_on_read must be True or False, not {short(renew_on_read)}")
         place = Place(self._left)
+        lease = self._lease(owner, ttl_s, renew_on_read, most, place)
         try:
             if not place.take():
                 raise Saturated(
                     f"there are {self._limits.leases_max} leases already (Limits.leases_max)", retry_after_s=1.0
                 )
-            return self._grant(owner, ttl_s, renew_on_read, most, place)
+            self._driver.grant(lease._cell)
+            return lease
         except BaseException:
-            place.back()
+            lease.revoke()  # the driver may know of it already, and nobody else ever will
             raise
 
-    def _grant(self, owner: str, ttl: float, renew_on_read: bool, max_sequences: int | None, place: Place) -> Lease:
+    def _lease(self, owner: str, ttl: float, renew_on_read: bool, max_sequences: int | None, place: Place) -> Lease:
+        """One that nobody knows of yet."""
         row = Row(secrets.token_hex(ID_BYTES), owner, ttl)
         row.expires = self._driver.governor.clock.at(self._clock.now()) + ttl
         cell = LeaseCell(row, renew_on_read, place)
         most = self._limits.waiting_max + BEYOND_THE_QUEUE
         places = None if max_sequences is None else deque(range(min(max_sequences, most)))
         cell.lease = Lease(cell, self._driver, self._clock, places)
-        self._driver.grant(cell)
         return cell.lease
 
     def find(self, lease_id: str) -> Lease | None:

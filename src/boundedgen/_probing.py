@@ -1,7 +1,8 @@
 """probe(): one generation at a time, shared by all who ask meanwhile; a timeout is a failure, never "inconclusive"."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -14,11 +15,14 @@ from boundedgen._stats import ProbeResult, ProbeVerdict
 if TYPE_CHECKING:
     from boundedgen._generation import Generation
 
+TOTAL = 600.0  #: seconds that an attempt may last while there is always somebody who waits for it
+
 
 @define(eq=False)
 class _Attempt:
     started: float
     generation: "Generation | str | BoundedGenError"
+    asking: int = 0  #: callers that wait for it
 
 
 class Probing:
@@ -28,29 +32,44 @@ class Probing:
         self._start = start
         self._now = now
         self._attempt: _Attempt | None = None
-        self._beginning = threading.Lock()  # probing callers among themselves
+        self._beginning = threading.RLock()  # probing callers among themselves
 
     def run(self, timeout: Seconds) -> ProbeResult:
         within = _finite(timeout)
-        attempt = self._join(within)
-        if not isinstance(attempt.generation, str | BoundedGenError):
-            attempt.generation._flow.wakers.wait(lambda: _done(attempt), within)
-        return self._conclude(attempt)
+        with self._asking(within) as attempt:
+            if not isinstance(attempt.generation, str | BoundedGenError):
+                attempt.generation._flow.wakers.wait(lambda: _done(attempt), within)
+            return self._conclude(attempt)
 
     async def arun(self, timeout: Seconds) -> ProbeResult:
         within = _finite(timeout)
-        attempt = self._join(within)
-        if not isinstance(attempt.generation, str | BoundedGenError):
-            await attempt.generation._flow.wakers.until(lambda: _done(attempt), within)
-        return self._conclude(attempt)
+        with self._asking(within) as attempt:
+            if not isinstance(attempt.generation, str | BoundedGenError):
+                await attempt.generation._flow.wakers.until(lambda: _done(attempt), within)
+            return self._conclude(attempt)
 
-    def _join(self, timeout: float) -> _Attempt:
-        """The attempt that is under way, else a new one."""
+    @contextlib.contextmanager
+    def _asking(self, timeout: float) -> Iterator[_Attempt]:
+        """The attempt that is under way, else a new one. It ends with the last who asks, each after his own timeout."""
         with self._beginning:
             attempt = self._attempt
             if attempt is None or _done(attempt):
-                attempt = self._attempt = self._begin(timeout)
-            return attempt
+                attempt = self._attempt = self._begin(max(timeout, TOTAL))
+            attempt.asking += 1
+        try:
+            yield attempt
+        finally:
+            self._leave(attempt)
+
+    def _leave(self, attempt: _Attempt) -> None:
+        with self._beginning:
+            attempt.asking -= 1
+            if attempt.asking or _done(attempt):
+                return
+            if self._attempt is attempt:
+                self._attempt = None
+        if not isinstance(attempt.generation, str | BoundedGenError):
+            attempt.generation.cancel()
 
     def _begin(self, timeout: float) -> _Attempt:
         started = self._now()

@@ -103,6 +103,8 @@ class DriverThread:
         self.ring = self._waiting.ring
         self.forget = self._waiting.forget
         self.close = self._waiting.close
+        self._ended = Wakers()
+        self._over = False
 
     def start(self) -> None:
         self._thread.start()
@@ -117,7 +119,8 @@ class DriverThread:
         return not self._thread.is_alive()
 
     async def ended(self, timeout: float) -> bool:
-        return await asyncio.to_thread(self.join, timeout)
+        """Takes no thread of the loop's executor for as long as it waits."""
+        return await self._ended.until(lambda: self._over, timeout) and await asyncio.to_thread(self.join, timeout)
 
     def _run(self) -> None:
         driver, silent = self._driver, False
@@ -129,6 +132,8 @@ class DriverThread:
             driver.fail(error)
         finally:
             driver.end()
+            self._over = True
+            self._ended.wake()
             del self._driver  # which knows this thread: neither is to wait for the collector of cycles
 
     def _sleep(self, until: float | None) -> bool:

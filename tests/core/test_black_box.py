@@ -241,9 +241,21 @@ def test_unfinished_folders_of_old_are_removed_and_new_ones_and_strangers_stay(t
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
     os.utime(tmp_path / f".{names[0]}.part", (0, 0))
-    _witness.prune(tmp_path, 3)
+    _witness.prune(tmp_path, 3, names[3])
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([*names[1:], f".{names[1]}.part", ".git", "my-folder"])
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_incident_just_written_stays_also_when_the_clock_was_ahead_before(tmp_path: Path, keep: int) -> None:
+    of_the_future = [f"2099010{n}T000000.000Z-1-1-died" for n in range(1, 5)]
+    now = "20260101T000000.000Z-1-1-died"
+    for name in [*of_the_future, now]:
+        (tmp_path / name).mkdir()
+    _witness.prune(tmp_path, keep, now)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [now, *of_the_future[len(of_the_future) + 1 - keep :]]
+    )
 
 
 # --- reading it again ------------------------------------------------------------------------------------------------

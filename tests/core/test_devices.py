@@ -220,10 +220,11 @@ PATHS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_path_without_a_model_is_told_before_anything_is_started(kind: str, tmp_path: Path) -> None:
     make, expected = PATHS[kind]
-    found = preflight(make(tmp_path / "model"), "CPU")
+    path = make(tmp_path / "model")
+    found = preflight(path, "CPU")
     assert found is not None
     assert (found.kind, found.permanent) == ("model", True)
-    assert found.text.startswith(f"models_path {make(tmp_path / 'model')} ")
+    assert found.text.startswith(f"models_path {path} ")
     assert [words for words in expected if words not in found.text] == []
 
 

@@ -180,3 +180,23 @@ def test_of_many_the_first_error_cancels_the_others_unless_errors_are_wanted() -
         await told(lambda: pipeline.stats().running == 0)
 
     play(scene)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own, of a task that is lost
+def test_a_coroutine_whose_loop_was_closed_is_not_there_any_more() -> None:
+    with lane(lease_ttl=5.0) as (pipeline, engine):
+        generation = pipeline.submit("x", max_new_tokens=4)
+        loop = asyncio.new_event_loop()
+
+        async def ask() -> None:
+            await generation
+
+        task = loop.create_task(ask())
+        loop.run_until_complete(asyncio.sleep(0.05))
+        assert generation._flow._attended()
+        loop.close()
+        assert not task.done()
+        engine.stay()
+        engine.clock.skip(6)
+        until(lambda: generation.finish_reason is b.FinishReason.LEASE)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]

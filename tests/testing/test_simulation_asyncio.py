@@ -1,6 +1,7 @@
 """Coroutines in a simulation: in a loop of its own, where all time is simulated, and in a loop of real time."""
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -358,3 +359,25 @@ def test_what_a_watcher_raises_comes_out_of_whoever_waits(run: Runs) -> None:
             run(sim, main())
         unwatch()
         assert len(g.partial.token_ids) >= 3
+
+
+def test_a_thread_that_waits_for_the_loop_or_for_something_of_its_own_does_not_stop_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loops, "PATIENCE", 0.3)
+    with Simulation() as sim:
+
+        async def ask() -> b.Completion:
+            return await sim.pipeline.agenerate("hello", max_new_tokens=3)
+
+        async def main() -> tuple[b.Completion, b.Completion]:
+            loop, messages = asyncio.get_running_loop(), queue.Queue[int]()
+            reader = asyncio.create_task(asyncio.to_thread(messages.get))
+            from_a_thread = await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(ask(), loop).result(20))
+            from_here = await ask()
+            messages.put(1)
+            await reader
+            return from_a_thread, from_here
+
+        answers = sim.run(main())
+        assert [answer.completion_tokens for answer in answers] == [3, 3]

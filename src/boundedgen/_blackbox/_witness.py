@@ -270,10 +270,13 @@ def write(folder: Path, name: str, files: dict[str, bytes]) -> None:
     part.rename(folder / name)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """The newest `keep` incidents stay; nothing else in the folder is touched but unfinished ones of old."""
-    incidents = sorted(name for name in names(folder) if NAME.fullmatch(name))
-    for name in incidents[:-keep]:
+def prune(folder: Path, keep: int, just_written: str) -> None:
+    """The newest `keep` incidents stay; nothing else in the folder is touched but unfinished ones of old.
+
+    The one that was just written is the newest, whatever the clock said when the others were.
+    """
+    incidents = sorted(name for name in names(folder) if NAME.fullmatch(name) and name != just_written)
+    for name in incidents[: max(0, len(incidents) - (keep - 1))]:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in names(folder):
         if name.startswith(".") and name.endswith(".part") and NAME.fullmatch(name[1:-5]):
@@ -307,7 +310,7 @@ def main(argv: list[str]) -> None:
     files |= {file: text.encode("utf-8", "replace") for file, text in told["files"].items()}
     try:
         write(Path(folder), name, files)
-        prune(Path(folder), int(keep))
+        prune(Path(folder), int(keep), name)
         say(f"wrote {name}")
     except OSError as error:
         say(f"failed: {error}")

@@ -18,7 +18,7 @@ INPUTS = (
     *("restart", "close", "give_up", "pulse", "receive", "tick", "leases_due", "next_wakeup", "poll"),
 )
 LARGE = 32  #: sequences and leases; the state of more is not copied, for that would hold up the driver
-MOST = 4  #: times as many inputs as are to be kept, while the state is large; then the beginning is lost
+MOST = 2  #: times as many inputs as are to be kept, while the state is large; then the beginning is lost
 _OWN = ("_keep", "_pages")
 Input = tuple[str, tuple[Any, ...]]
 

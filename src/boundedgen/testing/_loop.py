@@ -27,7 +27,7 @@ Ts = TypeVarTuple("Ts")
 UNKNOWN_THREADS = 0.3  #: real seconds that threads are given to come back with something, when there are any
 REAL_IO = 0.001  #: real seconds that sockets are given before time leaps
 ROUNDS = 20  #: of a real loop in which nothing new is asked of the simulation: by then, whoever can go on has
-PATIENCE = 5.0  #: real seconds that a real loop waits for a simulation that cannot go on by itself
+PATIENCE = 5.0  #: real seconds that a loop waits for its threads, or for a simulation that cannot go on by itself
 
 
 @final
@@ -50,7 +50,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         try:
             super().run_forever()
         finally:
-            parking.loop = None
+            parking.leave()
 
     def look_again(self) -> None:
         """Somebody began or ceased to wait. From any thread."""
@@ -86,14 +86,19 @@ class LeapingSelector(selectors.BaseSelector):
         self._anyio: CapacityLimiter | None = None
         self.own = 0  #: descriptors of the loop itself
         self.threads = 0  #: of executors, that the loop waits for
+        self._waiting = 0  # of those: were given PATIENCE, and so wait for something of the loop's, or of their own
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         idle = timeout is None or timeout > 0
         events = self._real.select(REAL_IO if idle and len(self._real.get_map()) > self.own else 0)
         if events or not idle or self._met_anyio():
             return events
-        if self._at_work() > 0:
-            return self._real.select()
+        at_work = self._at_work()
+        self._waiting = min(self._waiting, at_work)
+        if at_work > self._waiting:
+            events = self._real.select(PATIENCE)
+            self._waiting = self._waiting if events else at_work
+            return events
         if self._world.settle():
             return events
         return self._leap(None if timeout is None else self._world.now() + timeout)

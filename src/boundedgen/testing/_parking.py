@@ -28,6 +28,12 @@ class Parking:
         """This thread is not the one that moves the world."""
         return self.loop is not None and self.loop.thread != threading.get_ident()
 
+    def leave(self) -> None:
+        """The loop has ended: whoever waits looks for another way."""
+        self.loop = None
+        for spot in list(self.taken):
+            spot.wake()
+
     def fail(self, failure: SimulationStalled) -> None:
         """Nothing will ever wake them: all raise `failure`."""
         self.failure = failure

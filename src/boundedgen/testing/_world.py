@@ -275,6 +275,8 @@ class SimWakers(Wakers):
             return world.wait(done, timeout)
         at = math.inf if timeout is None else world.now() + timeout
         while not done() and world.now() < at:
+            if not world.parking.applies():  # the loop that moved the world has ended
+                return world.wait(done, None if timeout is None else at - world.now())
             self._park(done, at)
         return done()
 
@@ -282,7 +284,7 @@ class SimWakers(Wakers):
         spot = Spot(self._world.parking)
         with self._world.timer(until, spot.wake):
             with self._world.moving:  # nothing happens between the last look and the registration
-                if done() or self._world.now() >= until:
+                if done() or self._world.now() >= until or not self._world.parking.applies():
                     return
                 self._waiting[next(self._world.parking.keys)] = spot.wake
                 spot.take()
