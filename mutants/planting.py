@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -118,9 +117,8 @@ def run(selection: Selection, sources: Path) -> tuple[str, str]:
     command = [sys.executable, "-m", "pytest", *PYTEST, f"--timeout={selection.seconds:g}", *selection.arguments]
     with (sources.parent / "output").open("w+b") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
-        )  # fmt: skip
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
         code = _wait(process, selection.seconds + 30.0)
         output.seek(0)
         lines = output.read().decode("utf-8", "replace").splitlines()
@@ -132,14 +130,13 @@ def run(selection: Selection, sources: Path) -> tuple[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Its exit code; None: it had to be killed, with all that it started."""
+    """Its exit code; None: it had to be killed. Its own children, engines, end with it."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
 
 
