@@ -46,8 +46,8 @@ ADMITTED = (
 
 #: What is run on neither, and why.
 NOT_RUN = {
-    "requests of several sequences in a cache that overflows": "the engine's preemption of them goes by block tables that "
-    "it has broken itself: it crashes, raises, or goes on with other blocks, not twice the same",
+    "requests of several sequences in a cache that overflows": "the engine's preemption of them goes by block tables "
+    "that it has broken itself: it crashes, raises, or goes on with other blocks, not twice the same",
     "a hybrid model whose KV pool overflows": "the same code crashes with plain greedy requests there",
     "a repeated prompt on a hybrid model with prefix caching": "a finding: it poisons the engine or gives other tokens",
 }
