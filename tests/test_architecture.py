@@ -129,7 +129,9 @@ def test_the_core_is_pure(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("boundedgen._core")])
 def test_the_core_reads_no_clock_and_no_randomness(module: str) -> None:
     calls = [ast.unparse(n.func) for n in ast.walk(tree(MODULES[module])) if isinstance(n, ast.Call)]
-    assert not [c for c in calls if c in ("open", "print", "input", "id", "hash") or c.split(".")[0] in IMPURE]
+    known = {"boundedgen._core._recording": ["id"]}  # what a copy shares; it decides nothing
+    found = [c for c in calls if c in ("open", "print", "input", "id", "hash") or c.split(".")[0] in IMPURE]
+    assert found == known.get(module, [])
 
 
 def test_only_one_file_drives_the_engine() -> None:
@@ -216,5 +218,5 @@ def test_no_lock_is_waited_for_by_the_driver() -> None:
     for name in ("_driver", "_flow", "_wakers", "_snapshot"):
         calls = [ast.unparse(n) for n in ast.walk(tree(SRC / f"{name}.py")) if isinstance(n, ast.Call)]
         waits = [c for c in calls if "Lock(" in c or "RLock(" in c or "Condition(" in c]
-        known = {"_flow": ["threading.Lock()"], "_wakers": ["threading.Lock()"]}  # readers among themselves; a gate
+        known = {"_flow": ["threading.RLock()"], "_wakers": ["threading.Lock()"]}  # readers among themselves; a gate
         assert waits == known.get(name, []), name

@@ -41,9 +41,9 @@ class BoundedPipeline:
     The constructor checks its arguments (TypeError and ValueError name the wrong one), starts the engine in a child
     process and returns; `with` and `async with` wait until it is ready (at most `Limits.boot`, 300 s) and raise
     ModelLoadFailed, DeviceUnavailable or EngineFailed. Leaving closes: after a normal exit with a drain of
-    `Limits.drain` (30 s), after an exception at once. Every method may be called from any thread; asyncio code uses the
-    awaitable ones, and those that wait, except `close`, refuse to block a running event loop (RuntimeError). The first
-    four arguments are those of `openvino_genai.ContinuousBatchingPipeline`:
+    `Limits.drain` (30 s), after an exception at once. Every method may be called from any thread; those that wait,
+    except `close`, refuse to block a running event loop (RuntimeError) and name the awaitable one. The first four
+    arguments are those of `openvino_genai.ContinuousBatchingPipeline`:
 
     - `models_path`: a folder with an OpenVINO model, or a GGUF file.
     - `scheduler_config`: an `openvino_genai.SchedulerConfig` or a mapping of its fields. With neither `num_kv_blocks`
@@ -251,8 +251,7 @@ class BoundedPipeline:
     def renew(self, lease_id: str, owner: str | None = None) -> Lease:
         """Renew by id, for a heartbeat endpoint: valid for its ttl from now.
 
-        Raises LeaseExpired if `lease_id` is over, unknown or, where `owner` is given, of another: all look alike.
-        PipelineClosed or EngineFailed once the pipeline is over: a new lease is not to be had here.
+        LeaseExpired: `lease_id` is over, unknown or not `owner`'s (all look alike). Or PipelineClosed, EngineFailed.
         """
         self._serving.refuse_unless_open()
         lease = self._leasing.must_find(lease_id, owner)
@@ -332,8 +331,7 @@ class BoundedPipeline:
         With `drain` 0, the default, everything is settled at once. During a drain what waits is still admitted, bounds,
         leases and watchdogs hold, and an engine that dies is not replaced.
 
-        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds, whatever the engine does. It
-        blocks whoever calls it, an event loop too (there: `aclose`). A `drain` below 0 counts as 0.
+        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too.
         """
         patience = self._begin_to_close(drain)
         if not self._driver.foreign:
