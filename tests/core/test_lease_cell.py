@@ -34,6 +34,16 @@ def test_who_is_first_wins_and_the_other_hears_of_it() -> None:
     assert other.close()
 
 
+def test_a_renewal_that_finds_its_claim_closed_is_refused_though_there_is_time_left() -> None:
+    with lane(HandEngine()) as (pipeline, _engine):
+        lease = pipeline.lease("me", ttl=60)
+        until(lambda: pipeline.stats().leases == 1)
+        assert pipeline._driver.cells[lease.id].close()  # the driver is about to end it
+        assert lease.remaining_s > 50
+        with pytest.raises(LeaseExpired):
+            lease.renew()
+
+
 def test_a_lease_that_has_ended_is_never_claimed_again() -> None:
     one, _ = cell()
     assert one.claim()
