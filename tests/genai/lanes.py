@@ -59,7 +59,7 @@ def at_rest(pipeline: BoundedPipeline, *, restarts: int = 0) -> SchedulerStats:
     assert stats.sequences == ()
     assert stats.submitted_total == sum(stats.finished_total.values())
     assert stats.restarts_total == restarts, stats.kills_total
-    assert restarts or not happened(stats.kills_total)
+    assert restarts or not happened(stats.kills_total), (stats, pipeline.health())
     return stats
 
 
