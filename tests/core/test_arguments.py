@@ -30,14 +30,20 @@ WRONG = (TypeError, ValueError)
 def taken_or_refused(
     read: Callable[[Any], object], name: str, kinds: tuple[type[Exception], ...], *, slow: Collection[str] = ()
 ) -> None:
-    """All that is strange is taken, or refused at once with one of `kinds`, in a short message that names it."""
+    """All that is strange is taken, or refused at once with one of `kinds`, in a short message that names it.
+
+    Some of it is refused: what takes everything checks nothing.
+    """
+    refused = []
     for what, value in STRANGE.items():
         _, error, took = timed(partial(read, value))
         assert took < AT_ONCE_S or what in slow, f"{what}: {took:.3f} s"
         if error is not None:
+            refused.append(what)
             assert type(error) in kinds, f"{what}: {error!r:.300}"
             assert name in str(error), what
             assert len(str(error).encode()) < 400, what
+    assert refused, f"{name} takes anything"
 
 
 def asked(config: object = None, /, **keywords: Any) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def taken_or_refused(call: Callable[[Any], object], name: str, kinds: tuple[type
         assert type(error) in kinds, f"{what}: {error!r:.300}"
         assert name in str(error), f"{what}: {error}"
         assert len(str(error).encode()) < 400, what
+    assert len(taken) < len(STRANGE), f"{name} takes anything"
     return taken
 
 
