@@ -231,6 +231,8 @@ class Driver:
                 self._spawn(effect, now)
             case ev.Kill():
                 self._kill(effect, now)
+            case ev.Died():
+                self.log(logging.ERROR, "engine %d died: %s%s", effect.incarnation, effect.detail, _output(effect.text))
             case ev.DecideRestart():
                 self._decide_restart(effect, now)
             case ev.EndLease():
@@ -379,3 +381,8 @@ class Driver:
             self._settle_late(sequence)
         for cell in list(self.cells.values()):
             cell.end()
+
+
+def _output(text: str) -> str:
+    """The end of what an engine wrote, as it is told."""
+    return f"; its last output:\n{text.rstrip()}" if text.strip() else ""

@@ -198,6 +198,15 @@ class Kill:
 
 
 @frozen
+class Died:
+    """The process ended, and nobody had asked it to."""
+
+    incarnation: int
+    detail: str
+    text: str  #: the end of its output
+
+
+@frozen
 class Admit:
     """Hand a sequence to the engine as `stay`. `deadline`: the child stops it then by itself."""
 
@@ -268,4 +277,4 @@ class Became:
     detail: str
 
 
-Effect = Spawn | Kill | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became
+Effect = Spawn | Kill | Died | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became

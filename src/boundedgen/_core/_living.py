@@ -112,7 +112,9 @@ class Living(Occupying):
     def _exited(self, report: ev.Exited, now: float) -> None:
         """The process is reaped: whatever it held is gone with it."""
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
-            self._dying(Death(ev.Cause.DIED, _how(report)), now)
+            how = _how(report)
+            self._effects.append(ev.Died(report.incarnation, how, report.text))
+            self._dying(Death(ev.Cause.DIED, how), now)
         self._to_kill = False
         for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)
