@@ -169,10 +169,11 @@ class Driver:
         link, now = self.link, self._clock.now()
         if link is None:
             return now
-        self.governor.pulse(link.pulse(), now)
         spoken_to, self._spoken_to = self._spoken_to, False
-        if silent and not spoken_to and self.governor.watch.verdict(now) is None:
-            return now
+        if silent and not spoken_to:
+            self.governor.pulse(link.pulse(), now)
+            if self.governor.watch.verdict(now) is None:
+                return now
         reports, now = link.receive(), self._clock.now()
         self.governor.pulse(link.pulse(), now)
         for report in reports:

@@ -24,7 +24,7 @@ class Waiting:
 
         True: it is known that the engine said nothing. Asking it could then wait for busy threads, for nothing.
         """
-        self._poll_for(frozenset() if link is None else frozenset(link.filenos()))
+        self._poll_for(frozenset(() if link is None else link.filenos()))
         writes = None if link is None else link.fileno_to_write()
         if writes is not None:
             self._poller.register(writes, select.EPOLLOUT)
@@ -33,10 +33,13 @@ class Waiting:
         finally:
             if writes is not None:
                 self._poller.unregister(writes)
-        woken_by = {fd for fd, _ in events}
-        if self._bell.fd in woken_by:
+        rung = spoken = False
+        for fd, _ in events:
+            rung = rung or fd == self._bell.fd
+            spoken = spoken or fd in self._polled
+        if rung:
             self._bell.heed()
-        return bool(self._polled) and not woken_by & self._polled
+        return bool(self._polled) and not spoken
 
     def forget(self) -> None:
         """The engine's descriptors: before they are closed, and their numbers used again."""
@@ -47,6 +50,8 @@ class Waiting:
         self._bell.close()
 
     def _poll_for(self, wanted: frozenset[int]) -> None:
+        if wanted == self._polled:
+            return
         for fd in self._polled - wanted:
             with contextlib.suppress(OSError):  # closed meanwhile: the kernel has forgotten it already
                 self._poller.unregister(fd)

@@ -19,7 +19,7 @@ from process.engine_life import Life, alive, gone, simulated
 
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Ready, StepRaised, WireBroken
-from boundedgen._engine import _host
+from boundedgen._engine import _host, _process
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -518,7 +518,7 @@ def test_an_engine_that_is_disposed_of_before_it_has_left_leaves_no_zombie() -> 
     life.link.dispose()
     life.link.dispose()
     assert gone(pid, 2.0)
-    _host.reap_lost()
+    _process.reap_lost()
     assert not psutil.pid_exists(pid)
     assert life.link.receive() == []
     assert life.link.pulse().steps_begun == 0

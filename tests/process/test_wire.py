@@ -172,14 +172,17 @@ def _frame(kind: int, body: bytes, version: int = 1, length: int | None = None) 
 
 
 def _report(outputs: bytes, finished: bytes) -> bytes:
-    return _frame(19, b"[1,2,3,4,5,null,[],[],[]," + outputs + b"," + finished + b",[],null]")
+    return _frame(19, b'[1,2,3,4,5,null,null,{"outputs":' + outputs + b',"finished":' + finished + b"}]")
 
 
 def test_the_smallest_report_made_by_hand_decodes() -> None:
-    (word,) = decoded(_report(b"[[1],[1],[7],[0],[]]", b'[[1,"stop",[]]]'))
+    (word,) = decoded(_report(b"[[1],[7]]", b'[[1,"stop",[]]]'))
     assert word == Progress(
         INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=(Output(1, (7,), ()),), finished=(Finish(1, "stop", ()),)
     )
+    (word,) = decoded(_report(b"[[1],[7,8],[2],[1],[-0.5]]", b"[]"))
+    assert isinstance(word, Progress)
+    assert word.outputs == (Output(1, (7, 8), (-0.5,)),)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +202,18 @@ def test_the_smallest_report_made_by_hand_decodes() -> None:
         pytest.param(_frame(16, b"[" + b"9" * 400 + b",2]"), id="an integer too large for a float"),
         pytest.param(_frame(16, b'["1",2]'), id="a string is no float"),
         pytest.param(_frame(16, b'{"0":1,"1":2}'), id="an object is no row"),
-        pytest.param(_report(b"[[1],[1],[7],[0],{}]", b"[]"), id="an object is no list"),
-        pytest.param(_report(b"[[1],[2],[7],[0],[]]", b"[]"), id="more tokens counted than sent"),
-        pytest.param(_report(b"[[1],[0],[7],[0],[]]", b"[]"), id="fewer tokens counted than sent"),
-        pytest.param(_report(b"[[1,2],[2,-1],[7],[0,0],[]]", b"[]"), id="a negative count"),
-        pytest.param(_report(b"[[1],[1],[7],[],[]]", b"[]"), id="columns of different lengths"),
-        pytest.param(_report(b"[[],[],[],[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
+        pytest.param(_report(b"[[1],[7],[1],[0],{}]", b"[]"), id="an object is no list"),
+        pytest.param(_report(b"[[1],[7],[2],[0],[]]", b"[]"), id="more tokens counted than sent"),
+        pytest.param(_report(b"[[1],[7],[0],[0],[]]", b"[]"), id="fewer tokens counted than sent"),
+        pytest.param(_report(b"[[1,2],[7],[2,-1],[0,0],[]]", b"[]"), id="a negative count"),
+        pytest.param(_report(b"[[1],[7],[1],[],[]]", b"[]"), id="columns of different lengths"),
+        pytest.param(_report(b"[[1,2],[7]]", b"[]"), id="a token too few"),
+        pytest.param(_report(b"[[1],[7],[1]]", b"[]"), id="three columns"),
+        pytest.param(_report(b"[[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
+        pytest.param(_frame(19, b'[1,2,3,4,5,null,null,{"steps":[]}]'), id="an unknown part"),
+        pytest.param(_frame(19, b"[1,2,3,4,5,null,null,[]]"), id="a list is no parts"),
+        pytest.param(_frame(3, b"1 "), id="something after the value"),
+        pytest.param(_frame(3, b""), id="nothing"),
     ],
 )
 def test_what_no_encoder_makes_is_a_wire_error(data: bytes) -> None:

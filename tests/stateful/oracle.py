@@ -202,7 +202,11 @@ class Oracle:
             lease.stalled = True
 
     def received(self, report: ev.Report, now: float) -> None:
-        if report.incarnation != self.incarnation or self.phase in ("failed", "closed"):
+        if report.incarnation != self.incarnation:
+            return
+        if self.phase in ("failed", "closed"):
+            if isinstance(report, ev.Exited):  # given up as unkillable, and gone after all
+                self._all_gone()
             return
         match report:
             case ev.Exited():
@@ -248,10 +252,13 @@ class Oracle:
             self.untold_death = None if self.doomed else self.incarnation
             self._failed(now)
         self.ready.stand(now)
-        for stay in self.open_stays():
-            stay.gone = "died"
+        self._all_gone()
         self.phase = "down"
         self.ghosts.clear()
+
+    def _all_gone(self) -> None:
+        for stay in self.open_stays():
+            stay.gone = "died"
 
     def _failed(self, now: float) -> None:
         self.failing_since = self.failing_since if self.failures else now

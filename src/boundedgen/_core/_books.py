@@ -58,17 +58,24 @@ class Books:
 
     def census(self) -> Census:
         """Costs what is held, however many wait. A probe is in none of it."""
-        stays = [stay for stay in self.stays.values() if not stay.probe]
-        found = (self.sequences.get(stay.sequence) for stay in stays)
-        running = [s for s in found if s is not None and s.phase is SequencePhase.RUNNING]
-        stopping = [stay for stay in stays if stay.phase is StayPhase.STOPPING]
+        running: list[float] = []  # when each was submitted
+        stopping: list[float | None] = []  # when each was stopped
+        for stay in self.stays.values():
+            if stay.probe:
+                continue
+            sequence = self.sequences.get(stay.sequence)
+            if sequence is not None and sequence.phase is SequencePhase.RUNNING:
+                running.append(sequence.submission.submitted_at)
+            if stay.phase is StayPhase.STOPPING:
+                stopping.append(stay.stop_at)
+        waiting = len(self.sequences) - self.probes - len(running)
         return Census(
-            waiting=len(self.sequences) - self.probes - len(running),
+            waiting=waiting,
             running=len(running),
             stopping=len(stopping),
-            waiting_since=self._waiting_since(),
-            running_since=min((s.submission.submitted_at for s in running), default=None),
-            stopping_since=min((s.stop_at for s in stopping if s.stop_at is not None), default=None),
+            waiting_since=self._waiting_since() if waiting else None,
+            running_since=min(running, default=None),
+            stopping_since=min((at for at in stopping if at is not None), default=None) if stopping else None,
         )
 
     def _waiting_since(self) -> float | None:

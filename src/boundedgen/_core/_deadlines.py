@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -59,11 +59,19 @@ class Agenda(Generic[K]):
                     self._push(key, due)
 
     def earliest(self) -> float | None:
-        self._settle_top()
+        if self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            self._settle_top()
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> Iterator[K]:
+    def due(self, now: float) -> Iterable[K]:
         """Take out, in order, every key whose instant has come."""
+        if (
+            not self._heap or self._heap[0][0] > now
+        ):  # no instant is earlier than the top, whether it still counts or not
+            return ()
+        return self._taken_out(now)
+
+    def _taken_out(self, now: float) -> Iterator[K]:
         while True:
             self._settle_top()
             if not self._heap or self._heap[0][0] > now:

@@ -61,12 +61,10 @@ class Recorded(Governor):
             return Record(pages.begins, now)
         return Record(pages.before.begins, pages.before.inputs + now)
 
-    def write_down(self, name: str, args: tuple[Any, ...]) -> None:
-        if name == "next_wakeup" and len(self._pages.inputs) >= self._keep:  # all effects of the wake are out
-            self._turn_the_page()
-        self._pages.inputs.append((name, _of_its_own(name, args)))
-
-    def _turn_the_page(self) -> None:
+    def turn_the_page(self) -> None:
+        """If it is full. By the last input of a wake: all effects are out."""
+        if len(self._pages.inputs) < self._keep:
+            return
         begins, inputs = self._pages.begins, self._pages.inputs
         if len(self.sequences) + len(self.leases) <= LARGE:
             self._pages = _Pages(Record(begins, tuple(inputs)), _photograph(self), [])
@@ -76,11 +74,14 @@ class Recorded(Governor):
 
 def _recorded(name: str) -> Callable[..., Any]:
     method: Callable[..., Any] = getattr(Governor, name)
+    whole, last = name != "grant", name == "next_wakeup"
 
     @wraps(method)
     def told(self: Recorded, *args: Any) -> Any:
-        if self._keep:
-            self.write_down(name, args)
+        if self._keep:  # in one function: there are eight inputs a step
+            if last:
+                self.turn_the_page()
+            self._pages.inputs.append((name, args if whole else _of_its_own(name, args)))
         return method(self, *args)
 
     return told

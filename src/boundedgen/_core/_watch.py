@@ -14,6 +14,9 @@ from boundedgen._core._events import Cause, Progress, Pulse
 FIRST_STEPS = 3  #: steps of an incarnation that have `Limits.first_step` on top of their budget
 ACK_STEPS = 4  #: whole steps that must have been reported since a command was sent, before its ack is overdue
 LATE = 0.5  #: seconds by which a wake-up may be late before older evidence is void
+_NO_RETURN = "step {} ({} tokens) did not return within {:.3g} s"
+_NO_PROGRESS = "steps return, but nothing was scheduled and nothing released for {:g} s"
+_Due = tuple[float, Cause, str, tuple[object, ...]]  #: when, what, and how to say it
 LOOK = 1.0  #: while there is work, the driver looks at least this often, so that it can tell that it was stopped
 
 
@@ -114,67 +117,60 @@ class Watch:
         """The instant at which, with the engine outside of steps from now on, the clock began at `reading`."""
         return now - (self._outside(now) - max(reading, self._woke_outside))
 
-    def _dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+    def _dues(self, now: float) -> Iterator[_Due]:
         """Every instant at which something becomes overdue if nothing changes until then."""
         limits, pulse = self.limits, self.pulse
         if self.boot_at is not None:
-            yield self._since(self.boot_at) + limits.boot, Cause.BOOT, f"not ready within {limits.boot:g} s"
+            yield self._since(self.boot_at) + limits.boot, Cause.BOOT, "not ready within {:g} s", (limits.boot,)
         if not self._ready:
             return
         if pulse.in_step:
             budget = self.step_budget()
-            detail = f"step {pulse.steps_begun} ({pulse.scheduled} tokens) did not return within {budget:.3g} s"
-            yield self._since(pulse.begun_at) + budget, Cause.STEP, detail
+            step = (pulse.steps_begun, pulse.scheduled, budget)
+            yield self._since(pulse.begun_at) + budget, Cause.STEP, _NO_RETURN, step
         else:
             yield from self._outside_dues(now)
         yield from self._stepping_dues(now)
 
-    def _outside_dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+    def _outside_dues(self, now: float) -> Iterator[_Due]:
         """Overdue by time outside of steps: the engine is between steps, or does not step at all."""
         limits = self.limits
         for (what, stay), order in self._orders.items():
             at = self._since_outside(order.outside, now) + limits.ack
-            yield at, Cause.ACK, f"{what} of stay {stay} not taken within {limits.ack:g} s outside of steps"
+            yield at, Cause.ACK, "{} of stay {} not taken within {:g} s outside of steps", (what, stay, limits.ack)
         for stay, reclaim in self._reclaims.items():
             at = self._since_outside(reclaim.outside, now) + limits.reclaim
-            yield at, Cause.RECLAIM, f"stay {stay} not released within {limits.reclaim:g} s outside of steps"
+            yield at, Cause.RECLAIM, "stay {} not released within {:g} s outside of steps", (stay, limits.reclaim)
         if self.progress_at is not None:
             # The report of a step that just ended may still be on its way, so the step itself counts as progress here.
             at = self._since(max(self.progress_at, self.pulse.ended_at)) + limits.progress
-            yield at, Cause.PROGRESS, f"no step for {limits.progress:g} s with work in the engine"
+            yield at, Cause.PROGRESS, "no step for {:g} s with work in the engine", (limits.progress,)
 
-    def _stepping_dues(self, now: float) -> Iterator[tuple[float, Cause, str]]:
+    def _stepping_dues(self, now: float) -> Iterator[_Due]:
         """Overdue by steps that returned. The step in flight is judged by its own budget only."""
         limits = self.limits
         for (what, stay), order in self._orders.items():
             if self.steps - order.steps >= ACK_STEPS:
-                yield (
-                    self._since(order.at) + limits.ack,
-                    Cause.ACK,
-                    f"{what} of stay {stay} not taken in {ACK_STEPS} steps",
-                )
+                at = self._since(order.at) + limits.ack
+                yield at, Cause.ACK, "{} of stay {} not taken in {} steps", (what, stay, ACK_STEPS)
         for stay, reclaim in self._reclaims.items():
             if self.steps - reclaim.steps >= limits.reclaim_steps:
-                yield (
-                    self._since(reclaim.at),
-                    Cause.RECLAIM,
-                    f"stay {stay} not released in {limits.reclaim_steps} steps",
-                )
+                at = self._since(reclaim.at)
+                yield at, Cause.RECLAIM, "stay {} not released in {} steps", (stay, limits.reclaim_steps)
         if self.progress_at is not None and self.reported_end - self._since(self.progress_at) > limits.progress:
-            detail = f"steps return, but nothing was scheduled and nothing released for {limits.progress:g} s"
-            yield self._since(self.progress_at) + limits.progress, Cause.PROGRESS, detail
+            yield self._since(self.progress_at) + limits.progress, Cause.PROGRESS, _NO_PROGRESS, (limits.progress,)
 
     def verdict(self, now: float) -> tuple[Cause, str] | None:
         """What is overdue, the earliest first; None: all is well."""
-        overdue = [(at, cause, detail) for at, cause, detail in self._dues(now) if at <= now]
+        overdue = [due for due in self._dues(now) if due[0] <= now]
         if not overdue:
             return None
-        _, cause, detail = min(overdue, key=lambda row: row[0])
-        return cause, detail
+        _, cause, detail, values = min(overdue, key=lambda due: due[0])
+        return cause, detail.format(*values)
 
     def next(self, now: float) -> float | None:
         """When to look again; at most LOOK seconds ahead while there is work."""
-        earliest = min((at for at, _, _ in self._dues(now)), default=None)
+        earliest = min([due[0] for due in self._dues(now)], default=None)
         if earliest is None:
             return None
         return max(now, min(earliest, now + LOOK))

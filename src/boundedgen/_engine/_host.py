@@ -13,11 +13,9 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -27,16 +25,14 @@ from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
 from boundedgen._engine import _stacks
 from boundedgen._engine._frames import Decoder, Frame, Outbox, WireError
+from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031
 _OUTPUT_PIPE = 1 << 20
-_READ = 1 << 18
-_READS = 16  #: of one pipe in one `receive`, so that a flood in one does not starve the others
 _CLOCK_S = 0.001  #: two readings of one clock by two processes differ by less
-_UNKNOWN_STATUS = -int(signal.SIGKILL)  #: somebody else reaped it (SIGCHLD ignored, or a stray waitpid)
 
 
 @final
@@ -106,7 +102,8 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
         commands, reports, output = (_pipe(undo) for _ in range(3))
         undo.callback(os.close, stamps := create())
         undo.callback(os.close, stacks := _stacks.create())
-        stamp_reader = StampReader(stamps)
+        stamp_reader, ears = StampReader(stamps), Ears()
+        undo.callback(ears.close)
         for fd in (*commands, *reports, *output):
             os.set_blocking(fd, False)
         _widen(output[1])
@@ -122,11 +119,12 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
             close_fds=True,
             process_group=0,
         )
-        life = _Life(process, output[0], stacks, limits.stderr_bytes)
+        life = Life(process, output[0], stacks, limits.stderr_bytes)
+        ears.listen(reports[0], output[0], life.pidfd)
         undo.pop_all()
         for fd in (*theirs, output[1]):
             os.close(fd)
-        return ChildLink(incarnation, life, commands[1], reports[0], stamp_reader, limits, began)
+        return ChildLink(incarnation, life, commands[1], reports[0], ears, stamp_reader, limits, began)
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
@@ -143,129 +141,22 @@ def _widen(fd: int) -> None:
 
 
 @final
-class _Tap:
-    """The end of a pipe that is read. `over`: nobody can write to it any more."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.over = False
-
-    def chunks(self) -> list[bytes]:
-        """What can be read now, within reason."""
-        chunks: list[bytes] = []
-        while not self.over and len(chunks) < _READS:
-            try:
-                data = os.read(self.fd, _READ)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                data = b""
-            if data:
-                chunks.append(data)
-            self.over = not data
-        return chunks
-
-
-@final
-class _Life:
-    """The process, its output, its end."""
-
-    def __init__(self, process: subprocess.Popen[bytes], output: int, stacks: int, keep: int) -> None:
-        self._process, self.output, self._stacks, self._keep = process, _Tap(output), stacks, keep
-        self.pid = process.pid
-        self.pidfd = _pidfd(process)
-        self._tail = bytearray()
-        self.over = False
-
-    def drain(self) -> None:
-        """Read what it printed, and keep the end of that."""
-        for data in self.output.chunks():
-            self._tail += data
-            del self._tail[: max(0, len(self._tail) - self._keep)]
-
-    def kill(self) -> None:
-        """The process, and whatever it left in its process group. Never after it was reaped."""
-        if self.over:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def reap(self) -> int | None:
-        """Its exit code or minus its signal, once; None while it is there. Its grandchildren are killed before."""
-        try:
-            ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return None
-            self.kill()
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-            status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        except ChildProcessError:
-            status = _UNKNOWN_STATUS
-        self.over = True
-        self._process.returncode = status
-        return status
-
-    def text(self) -> str:
-        return self._tail.decode("utf-8", "replace")
-
-    def sight(self) -> _stacks.Sight:
-        with contextlib.ExitStack() as undo:
-            pidfd = os.dup(self.pidfd)
-            undo.callback(os.close, pidfd)
-            stacks = os.dup(self._stacks)
-            undo.pop_all()
-        return _stacks.Sight(self.pid, self.text(), pidfd, stacks)
-
-    def close(self) -> None:
-        """One that has not left yet keeps its pidfd, until `reap_lost` finds it gone."""
-        os.close(self.output.fd)
-        os.close(self._stacks)
-        if self.over:
-            os.close(self.pidfd)
-        else:
-            _lost.append(self)
-
-
-_lost: deque[_Life] = deque()  # of all hosts of this process, and so of several driver threads
-
-
-def reap_lost() -> None:
-    """Leave no zombie of an engine that was disposed of before it had left."""
-    for _ in range(len(_lost)):
-        with contextlib.suppress(IndexError):
-            life = _lost.popleft()
-            if life.reap() is None:
-                _lost.append(life)
-            else:
-                os.close(life.pidfd)
-
-
-def _pidfd(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return os.pidfd_open(process.pid)
-    except OSError:
-        process.kill()
-        raise
-
-
-@final
 class ChildLink:
     """One engine process, seen from the driver's thread. No call waits; none raises for what the engine did."""
 
     def __init__(
         self,
         incarnation: int,
-        life: _Life,
+        life: Life,
         commands: int,
         reports: int,
+        ears: Ears,
         stamps: StampReader,
         limits: Limits,
         began: float,
     ) -> None:
-        self._incarnation, self._life, self._commands, self._reports = incarnation, life, commands, _Tap(reports)
-        self._stamps, self._began = stamps, began
+        self._incarnation, self._life, self._commands, self._reports = incarnation, life, commands, Tap(reports)
+        self._ears, self._stamps, self._began = ears, stamps, began
         self._decoder = Decoder(limits.frame_bytes)
         self._outbox = Outbox(limits.outbox_bytes)
         self._broken: WireBroken | None = None
@@ -284,10 +175,10 @@ class ChildLink:
         return self._life.pid
 
     def filenos(self) -> Sequence[int]:
-        """Reports, output, and the pidfd, which is readable once the process has ended. None after `Exited`."""
+        """One, which is readable while there is something to `receive`. None after `Exited`."""
         if self._disposed or self._life.over:
             return ()
-        return (*(tap.fd for tap in (self._reports, self._life.output) if not tap.over), self._life.pidfd)
+        return (self._ears.fileno(),)
 
     def fileno_to_write(self) -> int | None:
         return self._commands if self._outbox and not self._deaf else None
@@ -317,9 +208,14 @@ class ChildLink:
     def receive(self) -> list[Report]:
         if self._disposed or self._life.over:
             return []
-        status = self._life.reap()
-        reports = self._read()
-        self._life.drain()
+        heard = self._ears.heard()
+        status = self._life.reap() if self._life.pidfd in heard else None
+        ended = status is not None  # after which it says nothing more, and what it said may be newer than `heard`
+        reports = self._read() if ended or self._reports.fd in heard else []
+        if ended or self._life.output.fd in heard:
+            self._life.drain()
+        if self._reports.over or self._life.output.over:
+            self._ears.forget(self._reports, self._life.output)
         if self._broken is not None:
             reports.append(self._broken)
             self._broken = None
@@ -345,6 +241,7 @@ class ChildLink:
         self._life.kill()
         self._disposed = True
         self._stamps.close()
+        self._ears.close()
         os.close(self._commands)
         os.close(self._reports.fd)
         self._life.close()
