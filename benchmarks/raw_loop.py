@@ -1,12 +1,7 @@
-"""The raw contestant: a bare `step()` loop in a process of its own; tokens are read, nothing else is done.
-
-Run as a program it loads the model, then answers each line of JSON on stdin (a list of prompts) with one on stdout.
-"""
+"""The raw contestant: a bare `step()` loop; tokens are read, nothing else is done."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
@@ -24,9 +19,9 @@ def load(model: str, scheduler: dict[str, Any]) -> Any:
 class RawLoop:
     """Runs rounds on one pipeline."""
 
-    def __init__(self, model: str, scheduler: dict[str, Any]) -> None:
-        self.pipeline = load(model, scheduler)
-        self._id = 0
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+        self._id = 1 << 40  #: above every stay's
 
     def add(self, prompts: list[list[int]], new: int) -> list[Any]:
         import numpy
@@ -53,15 +48,3 @@ class RawLoop:
                 while handle.can_read():
                     tokens += sum(len(output.generated_ids) for output in handle.read().values())
         return {"seconds": time.monotonic() - began, "tokens": tokens}
-
-
-def main() -> None:
-    model, scheduler, new = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-    loop = RawLoop(model, scheduler)
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(loop.round(json.loads(line), new)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""boundedgen beside the raw loop: same requests, same settings, interleaved in one run.
+"""boundedgen beside the raw loop: same requests, same pipeline in the same process, interleaved.
 
     python benchmarks/throughput.py [--pairs 20] [--lives 5] [--sequences 16 1] [--small] [--json FILE]
 
@@ -15,46 +15,65 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
+import engine_beside
 from attrs import define, field
-from raw_loop import RawLoop
+from raw_loop import RawLoop, load
 from workload import Workload, small, smollm2
 
 import boundedgen
+from boundedgen._engine._host import GenAIHost
+from boundedgen._text import GenAITokenizer
 
 TICK = 0.02  #: seconds between two looks at the loop's clock; looking more often would itself cost throughput
 
 
-class RawProcess:
-    """The raw loop in a process of its own."""
+class Contest:
+    """A pipeline, and the raw loop in its engine's process."""
 
     def __init__(self, work: Workload) -> None:
-        program = [sys.executable, str(Path(__file__).with_name("raw_loop.py"))]
-        arguments = [work.model, json.dumps(work.scheduler()), str(work.new)]
-        self._process = subprocess.Popen(program + arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._answer() == "ready"
+        self._work = work
+        self._folder = tempfile.TemporaryDirectory()
+        address = str(Path(self._folder.name, "rounds"))
+        os.environ[engine_beside.ADDRESS] = address
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
+        )
+        limits = boundedgen.Limits(running_max=work.sequences)
+        with Listener(address) as listener:
+            host = GenAIHost(
+                work.model,
+                work.scheduler(),
+                "CPU",
+                {},
+                tokenizer_properties={},
+                limits=limits,
+                tokenizer=lambda: GenAITokenizer(work.model, {}),
+                module=engine_beside.__name__,
+            )
+            self.pipeline = boundedgen.BoundedPipeline(None, engine=host, limits=limits)
+            self._engine = listener.accept()
+        self._pid = self._engine.recv()
+        self.pipeline.wait_ready()
 
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def round(self, prompts: list[list[int]]) -> float:
+    def raw_round(self, prompts: list[list[int]]) -> float:
         """Tokens a second."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(prompts) + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        self._engine.send({"prompts": prompts, "new": self._work.new})
+        os.kill(self._pid, signal.SIGUSR1)
+        answer = self._engine.recv()
         return float(answer["tokens"] / answer["seconds"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.pipeline.close()
+        self._engine.close()
+        self._folder.cleanup()
 
 
 async def consume(pipeline: boundedgen.BoundedPipeline, prompt: list[int], new: int, stream: bool) -> int:
@@ -97,25 +116,22 @@ class Rates:
 
 
 def live(work: Workload, pairs: int, stream: bool, life: int, into: Rates) -> None:
-    """Interleaved rounds of a fresh pair of processes; who is started first and who goes first changes."""
-    limits = boundedgen.Limits(running_max=work.sequences)
-    with contextlib.ExitStack() as stack:
-        raw = None if life % 2 else stack.enter_context(contextlib.closing(RawProcess(work)))
-        pipeline = stack.enter_context(boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits))
-        raw = raw or stack.enter_context(contextlib.closing(RawProcess(work)))
-        raw.round(work.prompts(0))
-        asyncio.run(bounded_round(pipeline, work, work.prompts(0), [], stream))
+    """Interleaved rounds in a fresh engine process; who goes first changes."""
+    with contextlib.closing(Contest(work)) as contest:
+        contest.raw_round(work.prompts(0))
+        asyncio.run(bounded_round(contest.pipeline, work, work.prompts(0), [], stream))
         for pair in range(pairs):
             prompts = work.prompts(1 + life * pairs + pair)
             for bounded in (True, False) if (life + pair) % 2 else (False, True):
                 if bounded:
-                    into.bounded.append(asyncio.run(bounded_round(pipeline, work, prompts, into.lags, stream)))
+                    rate = asyncio.run(bounded_round(contest.pipeline, work, prompts, into.lags, stream))
+                    into.bounded.append(rate)
                 else:
-                    into.raw.append(raw.round(prompts))
+                    into.raw.append(contest.raw_round(prompts))
 
 
 def compare(work: Workload, pairs: int, lives: int, stream: bool) -> dict[str, Any]:
-    """Over `lives` fresh pairs of processes: one and the same program is faster in one process than in another."""
+    """Over `lives` fresh engine processes."""
     rates = Rates()
     for life in range(lives):
         live(work, -(-pairs // lives), stream, life, rates)
@@ -145,7 +161,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 def lag_in_process(work: Workload) -> float:
     """p99 in ms of the same loop when the raw loop steps in a thread of its process."""
-    loop = RawLoop(work.model, work.scheduler())
+    loop = RawLoop(load(work.model, work.scheduler()))
     loop.round(work.prompts(0), work.new)
     lags: list[float] = []
 
@@ -163,7 +179,7 @@ def show(row: dict[str, Any]) -> None:
     print(
         f"{row['workload']}, readers {row['readers']}: raw {row['raw_tokens_per_s']:.1f} tok/s, boundedgen "
         f"{row['tokens_per_s']:.1f} tok/s, median ratio {row['ratio']:.3f} (95 %: {low:.3f} to {high:.3f}) over "
-        f"{row['pairs']} pairs in {row['lives']} pairs of processes; loop lag "
+        f"{row['pairs']} pairs in {row['lives']} engine processes; loop lag "
         f"p50 {row['loop_lag_p50_ms']:.1f} ms, p99 {row['loop_lag_p99_ms']:.1f} ms "
         f"(raw loop in a thread of the process: p99 {row['loop_lag_in_process_p99_ms']:.0f} ms)",
         flush=True,
@@ -180,7 +196,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--lives", type=int, default=5, help="pairs of processes over which the rounds are spread")
+    parser.add_argument("--lives", type=int, default=5, help="engine processes over which the pairs are spread")
     parser.add_argument("--sequences", type=int, nargs="+", default=[16, 1])
     parser.add_argument("--readers", choices=("await", "stream"), nargs="+", default=["await", "stream"])
     parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")

@@ -172,17 +172,19 @@ def _frame(kind: int, body: bytes, version: int = 1, length: int | None = None) 
 
 
 def _report(outputs: bytes, finished: bytes) -> bytes:
-    return _frame(19, b'[1,2,3,4,5,null,null,{"outputs":' + outputs + b',"finished":' + finished + b"}]")
+    return _frame(19, _numbers() + b'{"outputs":' + outputs + b',"finished":' + finished + b"}")
+
+
+def _numbers(rows: int = 0) -> bytes:
+    return struct.pack("<QddQdQI", 1, 2.0, 3.0, 4, 5.0, 2**64 - 1, rows)
 
 
 def test_the_smallest_report_made_by_hand_decodes() -> None:
-    (word,) = decoded(_report(b"[[1],[7]]", b'[[1,"stop",[]]]'))
-    assert word == Progress(
-        INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=(Output(1, (7,), ()),), finished=(Finish(1, "stop", ()),)
-    )
-    (word,) = decoded(_report(b"[[1],[7,8],[2],[1],[-0.5]]", b"[]"))
+    plain = Progress(INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=(Output(1, (7,)), Output(2, (8,))))
+    assert decoded(_frame(19, _numbers(2) + struct.pack("<4Q", 1, 7, 2, 8))) == [plain]
+    (word,) = decoded(_report(b"[[1],[2],[7,8],[1],[-0.5]]", b'[[1,"stop",[]]]'))
     assert isinstance(word, Progress)
-    assert word.outputs == (Output(1, (7, 8), (-0.5,)),)
+    assert (word.outputs, word.finished) == ((Output(1, (7, 8), (-0.5,)),), (Finish(1, "stop", ()),))
 
 
 @pytest.mark.parametrize(
@@ -202,16 +204,17 @@ def test_the_smallest_report_made_by_hand_decodes() -> None:
         pytest.param(_frame(16, b"[" + b"9" * 400 + b",2]"), id="an integer too large for a float"),
         pytest.param(_frame(16, b'["1",2]'), id="a string is no float"),
         pytest.param(_frame(16, b'{"0":1,"1":2}'), id="an object is no row"),
-        pytest.param(_report(b"[[1],[7],[1],[0],{}]", b"[]"), id="an object is no list"),
-        pytest.param(_report(b"[[1],[7],[2],[0],[]]", b"[]"), id="more tokens counted than sent"),
-        pytest.param(_report(b"[[1],[7],[0],[0],[]]", b"[]"), id="fewer tokens counted than sent"),
-        pytest.param(_report(b"[[1,2],[7],[2,-1],[0,0],[]]", b"[]"), id="a negative count"),
-        pytest.param(_report(b"[[1],[7],[1],[],[]]", b"[]"), id="columns of different lengths"),
-        pytest.param(_report(b"[[1,2],[7]]", b"[]"), id="a token too few"),
-        pytest.param(_report(b"[[1],[7],[1]]", b"[]"), id="three columns"),
-        pytest.param(_report(b"[[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
-        pytest.param(_frame(19, b'[1,2,3,4,5,null,null,{"steps":[]}]'), id="an unknown part"),
-        pytest.param(_frame(19, b"[1,2,3,4,5,null,null,[]]"), id="a list is no parts"),
+        pytest.param(_report(b"[[1],[1],[7],[0],{}]", b"[]"), id="an object is no list"),
+        pytest.param(_report(b"[[1],[2],[7],[0],[]]", b"[]"), id="more tokens counted than sent"),
+        pytest.param(_report(b"[[1],[0],[7],[0],[]]", b"[]"), id="fewer tokens counted than sent"),
+        pytest.param(_report(b"[[1,2],[2,-1],[7],[0,0],[]]", b"[]"), id="a negative count"),
+        pytest.param(_report(b"[[1],[1],[7],[],[]]", b"[]"), id="columns of different lengths"),
+        pytest.param(_report(b"[[],[],[],[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
+        pytest.param(_frame(19, _numbers()[:-1]), id="a number too few"),
+        pytest.param(_frame(19, _numbers(2) + bytes(24)), id="a token too few"),
+        pytest.param(_frame(19, _numbers(2**32 - 1)), id="four billion tokens too few"),
+        pytest.param(_frame(19, _numbers() + b'{"steps":[]}'), id="an unknown part"),
+        pytest.param(_frame(19, _numbers() + b"[]"), id="a list is no parts"),
         pytest.param(_frame(3, b"1 "), id="something after the value"),
         pytest.param(_frame(3, b""), id="nothing"),
     ],
