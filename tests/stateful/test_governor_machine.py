@@ -28,7 +28,8 @@ from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim import SimEngine
 from boundedgen.testing._sim_model import SimModel
 
-pytestmark = pytest.mark.timeout(900)  # a failure is shrunk before it is shown
+#: A failure is shrunk before it is shown; a deep run takes as long as it takes.
+pytestmark = pytest.mark.timeout(0 if "BOUNDEDGEN_EXAMPLES" in os.environ else 900)
 
 K = FaultKind
 LIMITS = Limits(
