@@ -68,6 +68,7 @@ class WholeChild:
                 self._at_rest = False
             else:
                 self._link.stop(command.stay)
+        self._link.flush()
         assert self._link.fileno_to_write() is None, "the pipe takes a round's commands at once"
 
     @contextlib.contextmanager

@@ -84,6 +84,7 @@ class Life:
         number = self._stays if stay is None else stay
         fields = {"max_new_tokens": 8, "ignore_eos": True, "rng_seed": 1, **config}
         self.link.admit(Request(number, prompt, fields, time.monotonic() + deadline_in))
+        self.link.flush()
         return number
 
     def turn(self, timeout: float = 0.05) -> list[Report]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from process.engine_life import Life, alive, gone, simulated
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Ready, StepRaised, WireBroken
 from boundedgen._engine import _host, _process
+from boundedgen.abc import Request
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -130,6 +133,15 @@ def test_a_refused_admission_is_reported_though_no_step_runs() -> None:
         assert isinstance(report, Progress)
         assert [refusal.stay for refusal in report.refused] == [stay]
         assert life.link.pulse().steps_begun == 0
+
+
+def test_commands_of_one_wake_are_there_together() -> None:
+    with alive(simulated()) as life:
+        for stay in range(1, 17):
+            life.link.admit(Request(stay, [5, 6, 7], {"max_new_tokens": 2, "ignore_eos": True}, math.inf))
+        assert not select.select(life.link.filenos(), [], [], 0.1)[0], "nothing is sent until the wake is over"
+        life.released(*range(1, 17))
+        assert life.all(Progress)[0].scheduled == 16
 
 
 def test_the_table_of_what_is_held_comes_every_64_steps() -> None:
@@ -298,6 +310,27 @@ def test_a_death_tells_its_status_and_its_last_words_after_all_reports(fault: st
         assert words in report.text
         assert life.tokens(stay) == sim_tokens([5], 4)
         assert life.reports[-1] is report
+
+
+def test_what_an_engine_said_before_it_died_is_heard_though_nobody_listened_until_then() -> None:
+    with alive(simulated({"exit_at": 5})) as life:
+        stay = life.admit([5], max_new_tokens=100)
+        assert select.select([life.link._life.pidfd], [], [], 10)[0], "it has ended"
+        *earlier, last = life.turn()
+        assert isinstance(last, Exited)
+        assert len(earlier) == 4
+        assert life.tokens(stay) == sim_tokens([5], 4)
+
+
+def test_an_engine_that_closes_its_output_is_heard_as_before_and_keeps_nobody_awake() -> None:
+    with alive(simulated({"mute_at": 2})) as life:
+        stay = life.admit([5], max_new_tokens=5)
+        life.released(stay)
+        life.at_rest()
+        assert select.select(life.link.filenos(), [], [], 0.3)[0] == []
+        life.released(life.admit([6]))
+        life.link.kill()
+        assert life.exited().status == -signal.SIGKILL
         assert life.link.receive() == []
         assert life.link.filenos() == ()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
+from itertools import islice
 from typing import final
 
 from attrs import frozen
 
 VERSION = 1
 _MAGIC = b"bG"
+_AT_ONCE = 256  #: frames in one write; the kernel takes 1024 pieces
 _HEADER = struct.Struct("<2sBBII")  # magic, version, kind, incarnation, length of the body
 
 
@@ -86,15 +88,23 @@ class Outbox:
         return True
 
     def flush(self, fd: int) -> None:
-        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it."""
+        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it.
+
+        Many frames at once: the first one wakes the reader, which is to find the others there.
+        """
         while self._waiting:
-            first = self._waiting[0]
             try:
-                written = os.write(fd, first)
+                written = os.writev(fd, list(islice(self._waiting, _AT_ONCE)))
             except BlockingIOError:
                 return
             self._size -= written
-            if written == len(first):
-                self._waiting.popleft()
-            else:
+            self._drop(written)
+
+    def _drop(self, written: int) -> None:
+        while written:
+            first = self._waiting[0]
+            if written < len(first):
                 self._waiting[0] = first[written:]
+                return
+            self._waiting.popleft()
+            written -= len(first)

@@ -76,6 +76,7 @@ class GenAIHost:
         self._served = self._served or (self._last is not None and self._last.was_ready)
         link = start(self._module, incarnation, self._limits)
         link.send(Boot({**self._spec, "served": self._served}))
+        link.flush()
         self._last = link
         return link
 
@@ -190,12 +191,14 @@ class ChildLink:
         self.send(Halt(stay))
 
     def send(self, word: Word) -> None:
-        """Queue a command and write what the pipe takes. More than Limits.outbox_bytes unread breaks the wire."""
+        """Queue a command for the next `flush`. More than Limits.outbox_bytes unread breaks the wire."""
         if self._deaf or self._disposed:
             return
-        if not self._outbox.put(encode(word, self._incarnation)):
-            self._break("the engine does not read its commands: Limits.outbox_bytes are waiting")
-        self.flush()
+        data = encode(word, self._incarnation)
+        if not self._outbox.put(data):
+            self.flush()
+            if not self._outbox.put(data):
+                self._break("the engine does not read its commands: Limits.outbox_bytes are waiting")
 
     def flush(self) -> None:
         if self._deaf or self._disposed:

@@ -7,9 +7,9 @@ time that Python needs to start, and the token at position p of a stay (its prom
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at` (step numbers), `flood_bytes`, `step_s` (each step takes so long), `slow_at` and
-`slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool), `grandchild` (bool),
-`boot_s`, `boot_raises` ([kind, text, permanent]).
+`cut_at`, `stale_at`, `flood_at`, `mute_at` (step numbers), `flood_bytes`, `step_s` (each step takes so long),
+`slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool),
+`grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]).
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class FaultyEngine:
     def step(self) -> Metrics:
         self._steps += 1
         self._delay()
-        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood"):
+        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute"):
             if self._fault.get(f"{name}_at") == self._steps:
                 getattr(self, f"_{name}")()
         return self._engine.step()
@@ -255,6 +255,10 @@ class FaultyEngine:
                 left -= 4096 * 6
         with contextlib.suppress(BlockingIOError):
             os.write(2, b"end of the flood\n")
+
+    def _mute(self) -> None:
+        os.close(1)
+        os.close(2)
 
 
 def load(spec: Mapping[str, Any]) -> Engine:
