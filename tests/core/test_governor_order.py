@@ -70,6 +70,19 @@ def test_one_that_finished_has_to_be_released_like_one_that_was_stopped() -> Non
     assert g.kills() == [ev.Cause.RECLAIM]
 
 
+def test_a_stop_that_crosses_the_end_is_taken_by_it_and_the_release_is_watched_from_there() -> None:
+    g = Governed()
+    sequence, stay = g.running()
+    g.governor.cancel(sequence, g.now)
+    g.tick()
+    g.step(finished=(Finish(stay, "stop"),))
+    for _ in range(LIMITS.reclaim_steps - 2):
+        g.step()
+    assert g.kills() == []
+    g.step()
+    assert g.kills() == [ev.Cause.RECLAIM]
+
+
 def test_a_stay_that_is_given_up_for_forgotten_was_no_reclaim() -> None:
     g = Governed()
     g.running()

@@ -58,11 +58,14 @@ class Reporting(Living):
     def _finished(self, finish: ev.Finish, now: float) -> None:
         """The engine ended it by itself, and holds it until the release that follows."""
         stay = self.stays.get(finish.stay)
-        if stay is None or stay.phase is not StayPhase.ADMITTED:
+        if stay is None:
+            return
+        self.watch.taken("stop", stay.id)  # if one is under way: what has ended is not stopped again
+        self.watch.reclaiming(stay.id, self.watch.steps - 1, now)
+        if stay.phase is not StayPhase.ADMITTED:
             return
         sequence = self.sequences[stay.sequence]
         move(stay, StayPhase.STOPPING)
-        self.watch.reclaiming(stay.id, self.watch.steps - 1, now)
         tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
         if tokens > sequence.tokens:
             self.tally.tokens += tokens - sequence.tokens
