@@ -52,7 +52,7 @@ def main() -> int:
 def open_pipeline(model: str) -> b.BoundedPipeline:
     """On the GPU if there is one; boundedgen says what is missing if not."""
     for device in ("GPU", "CPU"):
-        pipeline = b.BoundedPipeline(model, SCHEDULER, device, bounds=b.Bounds(total=120))
+        pipeline = b.BoundedPipeline(model, SCHEDULER, device, bounds=b.Bounds(total=600))
         try:
             pipeline.wait_ready()
         except b.DeviceUnavailable as error:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from boundedgen._arguments import plain_str, reading
+from boundedgen._arguments import plain_str, reading, short
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._call import Call
 from boundedgen._core._admission import Capacity
@@ -126,7 +126,7 @@ class Admitting:
         try:
             self._take(place, f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
             if of_owner is not None:
-                self._take(of_owner, f"owner has {limits.owner_max} sequences (Limits.owner_max)")
+                self._take(of_owner, f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)")
             if of_lease is not None:
                 self._take(of_lease, "the lease has all the sequences that it may have (max_sequences)")
             yield place, shares

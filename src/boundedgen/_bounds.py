@@ -152,7 +152,7 @@ class Limits:
     owner_max: int | None = _limit(
         None,
         "sequences",
-        "waiting or running for one owner; None: no limit",
+        "waiting or running for one owner, if one was named; None: no limit",
         least=1,
         most=PLACES_MOST,
         whole=True,
@@ -231,9 +231,15 @@ class Limits:
     )
     drain: float = _limit(30.0, "s", "a normal `with` exit waits this long for what is running", least=0.0)
     outbox_bytes: int = _limit(
-        64 << 20, "bytes", "commands that the engine has not read yet", least=1 << 16, whole=True
+        64 << 20,
+        "bytes",
+        "commands that are encoded while the engine does not read; more of them wait as they are",
+        least=1 << 16,
+        whole=True,
     )
-    frame_bytes: int = _limit(32 << 20, "bytes", "one message between parent and engine", least=1 << 16, whole=True)
+    frame_bytes: int = _limit(
+        32 << 20, "bytes", "one report of the engine, of many steps if nobody read them", least=1 << 20, whole=True
+    )
     stderr_bytes: int = _limit(64 << 10, "bytes", "kept of the engine's last output", least=0, whole=True)
     evidence: float = _limit(
         2.0,

@@ -51,9 +51,9 @@ class Door:
         return Place(self._places)
 
     def share(self, owner: str) -> Place | None:
-        """One of the owner's shares, to be taken; None: they are not limited."""
+        """One of the owner's shares, to be taken; None: they are not limited. Nobody in particular is no owner."""
         most = self._limits.owner_max
-        if most is None:
+        if most is None or not owner:
             return None
         self._forget_idle_owners(most)
         return Place(self._owners.setdefault(owner, deque(range(most))))

@@ -27,6 +27,7 @@ from boundedgen._runtime import Runtime
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink, Request
 
+_HOW_LOST = {ev.Cause.CLOSE: "ended", ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
@@ -59,7 +60,7 @@ class Driver:
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
         now = runtime.now()
-        self._gauges.became("starting", "", now)
+        self._gauges.became("starting", now)
         self.snapshot: Snapshot = self._gauges.take(self.governor, None, now)
         _forks.watch(self)
 
@@ -232,8 +233,8 @@ class Driver:
                 self._spawn(effect, now)
             case ev.Kill():
                 self._kill(effect, now)
-            case ev.Died():
-                self.log(logging.ERROR, "engine %d died: %s%s", effect.incarnation, effect.detail, _output(effect.text))
+            case ev.Lost():
+                self._lost(effect)
             case ev.DecideRestart():
                 self._decide_restart(effect, now)
             case ev.EndLease():
@@ -283,14 +284,14 @@ class Driver:
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
 
+    def _lost(self, effect: ev.Lost) -> None:
+        level = logging.INFO if effect.cause is ev.Cause.CLOSE else logging.ERROR
+        said = f"; its last output:\n{effect.output.rstrip()}" if effect.output.strip() else ""
+        how = _HOW_LOST.get(effect.cause, f"killed ({effect.cause})")
+        self.log(level, "engine %d %s: %s%s", effect.incarnation, how, effect.detail, said)
+
     def _kill(self, effect: ev.Kill, now: float) -> None:
         """At once, or, for a fault that a black box is kept of, a moment later."""
-        if effect.cause is ev.Cause.CLOSE:
-            self.log(logging.INFO, "engine %d ended: closed", effect.incarnation)
-        elif effect.cause is ev.Cause.BOOT:
-            self.log(logging.ERROR, "engine %d did not become ready: %s", effect.incarnation, effect.detail)
-        else:
-            self.log(logging.ERROR, "engine %d killed (%s): %s", effect.incarnation, effect.cause, effect.detail)
         if not self.leaving.spare(self, effect, now):
             self._on_link(effect.incarnation, lambda link: link.kill())
 
@@ -317,8 +318,8 @@ class Driver:
             cell.end()
 
     def _became(self, effect: ev.Became, now: float) -> None:
-        self._gauges.became(effect.state, effect.detail, now)
-        level = logging.INFO if effect.state in ("starting", "ready", "draining", "closed") else logging.WARNING
+        self._gauges.became(effect.state, now)
+        level = {"recovering": logging.WARNING, "failed": logging.ERROR}.get(effect.state, logging.INFO)
         self.log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
 
     def log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
@@ -382,8 +383,3 @@ class Driver:
             self._settle_late(sequence)
         for cell in list(self.cells.values()):
             cell.end()
-
-
-def _output(text: str) -> str:
-    """The end of what an engine wrote, as it is told."""
-    return f"; its last output:\n{text.rstrip()}" if text.strip() else ""

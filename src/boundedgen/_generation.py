@@ -145,6 +145,9 @@ class Generation:
         Plain TimeoutError after `timeout` (seconds or timedelta; 0 or less: it only looks): it ends only this wait.
         None: as long as its bounds allow.
         """
+        return self._result(timeout, "this ends only the wait")
+
+    def _result(self, timeout: float | timedelta | None, then: str) -> Completion:
         within = patience(timeout)
         if not self._flow.done:
             if within is None or within > 0:
@@ -152,9 +155,7 @@ class Generation:
             self._driver.check_process()
             with self._flow.reader():
                 if not self._flow.wakers.wait(lambda: self._flow.done, within):
-                    raise TimeoutError(
-                        f"generation {self.id} was not settled within {within} s; this ends only the wait"
-                    )
+                    raise TimeoutError(f"generation {self.id} was not settled within {within} s; {then}")
         return self._completion()
 
     async def wait(self, timeout: float | timedelta | None = None) -> bool:

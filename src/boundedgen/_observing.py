@@ -197,7 +197,12 @@ def _stalled(driver: Driver, limits: Limits, behind: float, now: float) -> str:
 def _retry_after(state: HealthState, snapshot: Snapshot, now: float) -> float | None:
     if state in (HealthState.READY, HealthState.FAILED, HealthState.CLOSED):
         return None
-    return max(1.0, 0.0 if snapshot.retry_at is None else snapshot.retry_at - now)
+    return retry_after_s(snapshot, now)
+
+
+def retry_after_s(snapshot: Snapshot, now: float) -> float:
+    """While the engine is not there: an estimate, from how long its last boot took."""
+    return max(1.0, 0.0 if snapshot.expected_at is None else snapshot.expected_at - now)
 
 
 def error_of(driver: Driver, snapshot: Snapshot) -> BoundedGenError:
@@ -206,14 +211,4 @@ def error_of(driver: Driver, snapshot: Snapshot) -> BoundedGenError:
         return EngineFailed(f"the driver failed: {driver.failure!r}; please report this")
     kind = "" if snapshot.death is None else snapshot.death.kind
     known = {"device": DeviceUnavailable, "model": ModelLoadFailed}
-    return known.get(kind, EngineFailed)(_why_failed(snapshot))
-
-
-def _why_failed(snapshot: Snapshot) -> str:
-    death = snapshot.death
-    last = (
-        ""
-        if death is None or death.detail == snapshot.failed_because
-        else f"; last: {death.cause.value}: {death.detail}"
-    )
-    return snapshot.failed_because + last
+    return known.get(kind, EngineFailed)(snapshot.reason)

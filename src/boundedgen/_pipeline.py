@@ -166,7 +166,7 @@ class BoundedPipeline:
         refuse_to_block("'await pipeline.agenerate(…)'")
         timeout = patience(timeout)
         with self.submit(prompt, generation_config, **arguments) as generation:
-            return generation.result(timeout)
+            return generation._result(timeout, "it is cancelled")
 
     async def agenerate(self, prompt: object, generation_config: object = None, **arguments: Any) -> Completion:
         """`generate` for a coroutine; cancelling it, also by `asyncio.wait_for`, cancels the generation.
@@ -321,7 +321,8 @@ class BoundedPipeline:
             return
         if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
             self._serving.refuse_unless_served()
-        raise EngineUnavailable(f"not ready within {within} s: {health.state}", retry_after_s=health.retry_after_s)
+        why = f"{health.state}; last: {health.reason}" if health.reason else health.state
+        raise EngineUnavailable(f"not ready within {within} s: {why}", retry_after_s=health.retry_after_s)
 
     # --- closing -------------------------------------------------------------------------------------------------
 
@@ -354,8 +355,8 @@ class BoundedPipeline:
         return drain_s + self._limits.reap + CLOSING_SLACK
 
     def __enter__(self) -> BoundedPipeline:
+        refuse_to_block("'async with'")  # before the try: others may be using it
         try:
-            refuse_to_block("'async with'")
             self.wait_ready()
         except BaseException:
             self.close()
@@ -390,7 +391,6 @@ class BoundedPipeline:
 
 
 def _outcome(generation: Generation, return_errors: bool) -> Completion | BoundedGenError:
-    """Of one that is settled, or that this thread may wait for."""
     try:
         return generation.result()
     except BoundedGenError as error:

@@ -181,6 +181,15 @@ def _read(path: Path) -> str:
 # --- plugin properties -------------------------------------------------------------------------------------------
 
 
+#: What GenAI reads from its properties, and this library does not support.
+_NO_PROPERTIES = {
+    "adapters": "adapters are not supported",
+    "draft_model": "draft models are not supported",
+    "prompt_lookup": "prompt lookup is not supported",
+    "scheduler_config": "give it as the second argument, scheduler_config",
+}
+
+
 def plain_properties(properties: Mapping[str, Any] | None, *, name: str) -> dict[str, Any]:
     """A copy of `properties` in JSON types; OpenVINO's own enums and types become the names that its plugins read.
 
@@ -193,6 +202,8 @@ def plain_properties(properties: Mapping[str, Any] | None, *, name: str) -> dict
     with reading(name, TypeError, ours=(TypeError, ValueError)):
         if too_large(_PROPERTIES_MOST, properties):
             raise ValueError(f"{name} is more than {_PROPERTIES_MOST} bytes, or nested too deeply")
+        for key in _NO_PROPERTIES.keys() & properties.keys():
+            raise ValueError(f"{name}[{key!r}] cannot be taken: {_NO_PROPERTIES[key]}")
         return _plain_mapping(name, properties)
 
 

@@ -15,7 +15,7 @@ from boundedgen._errors import EngineUnavailable, PipelineClosed, Rejected
 from boundedgen._flow import Flow
 from boundedgen._generation import Generation
 from boundedgen._grammar import GrammarChecker
-from boundedgen._observing import error_of
+from boundedgen._observing import error_of, retry_after_s
 from boundedgen._runtime import Runtime
 
 
@@ -65,7 +65,13 @@ class Serving:
         """Raises what the state of the lane demands; returns when a submission can be taken."""
         self.refuse_unless_open()
         if self._driver.snapshot.facts is None or not self._tokenizer_ready():
-            raise EngineUnavailable("the engine is being started; wait_ready() waits for it", retry_after_s=1.0)
+            raise self._not_yet()
+
+    def _not_yet(self) -> EngineUnavailable:
+        snapshot = self._driver.snapshot
+        last = f"; last: {snapshot.reason}" if snapshot.reason else ""
+        after = retry_after_s(snapshot, self._runtime.now())
+        return EngineUnavailable(f"the engine is being started; wait_ready() waits for it{last}", retry_after_s=after)
 
     def refuse_unless_open(self) -> None:
         """Raises once the pipeline has failed, or is closed or closing."""

@@ -36,8 +36,7 @@ class Snapshot:
     last_step_s: float | None
     progress_at: float | None
     death: Death | None  #: why the engine is going or gone
-    failed_because: str
-    retry_at: float | None
+    expected_at: float | None  #: when the engine will be there, as far as that can be told
     tokens_per_s: float | None
     counters: Mapping[str, int]
     finished: dict[str, int]
@@ -53,12 +52,12 @@ class Gauges:
     def __init__(self) -> None:
         self._usage_max: float | None = None
         self._cache_bytes: int | None = None
-        self._state = ("", 0.0, "")
+        self._state = ("", 0.0)
         self._rate: float | None = None
         self._rate_from = (0.0, 0)
 
-    def became(self, state: str, reason: str, now: float) -> None:
-        self._state = (state, now, reason)
+    def became(self, state: str, now: float) -> None:
+        self._state = (state, now)
 
     def take(self, governor: Governor, expected: float | None, now: float) -> Snapshot:
         tally, life, report = governor.tally, governor.life, governor.last_report
@@ -75,7 +74,7 @@ class Gauges:
             expected=expected,
             state=self._state[0],
             state_since=self._state[1],
-            reason=self._state[2],
+            reason=governor.reason(),
             incarnation=life.incarnation,
             facts=life.facts,
             capacity=governor.capacity,
@@ -93,8 +92,7 @@ class Gauges:
             last_step_s=None if report is None else report.ended - report.began,
             progress_at=governor.watch.progress_at,
             death=life.death,
-            failed_because=governor.failed_because,
-            retry_at=life.respawn_at,
+            expected_at=life.expected_at(),
             tokens_per_s=self._tokens_per_s(tally.tokens, bool(governor.stays), now),
             counters={
                 "submitted": tally.submitted,

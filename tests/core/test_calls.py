@@ -400,7 +400,7 @@ def test_saturation_names_the_limit() -> None:
             pipeline.lease("them", ttl=60)
         first.cancel()
         under = pipeline.submit("x", max_new_tokens=4, lease=lease)
-        with pytest.raises(b.Saturated, match=r"owner has 1|\(max_sequences\)"):
+        with pytest.raises(b.Saturated, match=r"owner 'you' has 1|\(max_sequences\)"):
             pipeline.submit("x", max_new_tokens=4, lease=lease)
         under.cancel()
 

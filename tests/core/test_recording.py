@@ -14,7 +14,7 @@ from boundedgen._core._events import Effect
 from boundedgen._core._governor import Governor
 from boundedgen._core._recording import INPUTS, Record, Recorded, portrait, replay
 
-READ_ONLY = {"running", "state", "census"}
+READ_ONLY = {"running", "state", "reason", "census"}
 
 
 def effects_of(pipeline: b.BoundedPipeline) -> list[Effect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -218,16 +220,27 @@ def test_a_long_prompt_never_blocks_the_parent_while_the_engine_is_in_a_step() -
         assert life.link.fileno_to_write() is None
 
 
-def test_more_unread_commands_than_the_outbox_takes_break_the_wire() -> None:
-    limits = Limits(outbox_bytes=1 << 16)
-    with alive(simulated({"hang_at": 1}, limits)) as life:
-        life.admit([5])
+def test_commands_beyond_the_outbox_wait_in_their_order_while_the_engine_is_in_a_step() -> None:
+    limits = Limits(outbox_bytes=1 << 16, frame_bytes=1 << 20)
+    with alive(simulated({"slow_at": 1, "slow_s": 1.0}, limits)) as life:
+        first = life.admit([5], max_new_tokens=3)
         while not life.link.pulse().in_step:
             time.sleep(0.001)
-        for _ in range(3):
-            life.admit([200] * 30_000)
-        life.turn()
-        assert len(life.all(WireBroken)) == 1
+        long = [life.admit([200] * 40_000, max_new_tokens=1) for _ in range(5)]
+        life.link.stop(long[-1])
+        assert not life.link._outbox.room
+        assert len(life.link._words) > 1
+        life.released(first, *long)
+        taken = [stay for report in life.all(Progress) for stay in report.taken]
+        assert taken == [first, *long]
+        assert life.tokens(long[-1]) == ()
+
+
+def test_a_prompt_longer_than_a_report_may_be_reaches_the_engine() -> None:
+    with alive(simulated(limits=Limits(frame_bytes=1 << 20), num_kv_blocks=10_000)) as life:
+        stay = life.admit([200] * 300_000, max_new_tokens=1)
+        life.released(stay)
+        assert len(life.tokens(stay)) == 1
 
 
 def test_a_flood_of_output_starves_no_report_and_only_its_end_is_kept() -> None:
@@ -491,7 +504,7 @@ def test_an_engine_does_not_outlive_its_parent(fault: dict[str, object], ready: 
         time.sleep(0.0 if ready else 0.5)
         assert psutil.pid_exists(pid)
         parent.kill()
-        assert gone(pid, 2.0)
+        assert gone(pid, 10.0)
 
 
 def test_a_parent_that_is_gone_before_the_engine_asks_for_the_signal_is_noticed() -> None:
@@ -573,4 +586,23 @@ def test_a_start_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match="nowhere"):
         host.spawn(1)
+    assert _descriptors() == before
+
+
+@pytest.mark.parametrize(("what", "name"), [(os, "pidfd_open"), (_process.Ears, "listen")])
+def test_a_start_that_fails_with_its_process_there_leaves_neither(
+    what: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    host, before = simulated(), _descriptors()
+    monkeypatch.setattr(what, name, full)
+    with pytest.raises(OSError, match="no space"):
+        host.spawn(1)
+    end = time.monotonic() + 10
+    while (left := psutil.Process().children()) and time.monotonic() < end:
+        _process.reap_lost()
+        time.sleep(0.01)
+    assert left == []
     assert _descriptors() == before

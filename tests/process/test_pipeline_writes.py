@@ -86,16 +86,13 @@ def test_an_engine_that_is_noisy_on_its_own_output_is_never_blocked_by_it() -> N
         assert lane.stats().restarts_total == 0
 
 
-def test_commands_beyond_the_outbox_break_the_wire_and_not_the_driver() -> None:
+def test_commands_beyond_the_outbox_wait_and_cost_nobody_anything() -> None:
     limits = Limits(outbox_bytes=1 << 16, running_max=16, step=100.0)
-    fault = {"slow_at": 1, "slow_s": 60, "gil": True, "incarnations": [1]}
+    fault = {"slow_at": 1, "slow_s": 2, "gil": True}
     with contextlib.closing(simulated_lane(fault, limits=limits)) as lane:
         lane.wait_ready()
         first = lane.submit([5], max_new_tokens=3)
         until_in_step(lane)
         others = [lane.submit(PROMPT, max_new_tokens=3, ignore_eos=True) for _ in range(10)]
-        until(lambda: lane.stats().kills_total.get("wire", 0) == 1, 5.0)
-        until(lambda: first.finish_reason is not None)
-        assert first.finish_reason == "engine_lost"
-        until(lambda: all(g.finish_reason is not None for g in others))
-        assert {g.finish_reason.value for g in others if g.finish_reason} <= {"engine_lost", "length"}
+        assert {g.result(30).completion_tokens for g in (first, *others)} == {3}
+        assert lane.stats().restarts_total == 0

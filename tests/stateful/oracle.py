@@ -114,7 +114,7 @@ class Oracle:
         self.respawn_at: float | None = None  #: what the restart policy decided
         self.died_now = False  #: an engine was lost in this wake
         self.doomed = False  #: by its own word; the kill comes with the tick
-        self.untold_death: int | None = None  #: an incarnation that died unasked
+        self.told = 0  #: the latest incarnation whose end was told
         self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
         self.permanent = False
         self.given_up = False
@@ -249,7 +249,6 @@ class Oracle:
     def _exited(self, now: float) -> None:
         if self.phase in ("starting", "up"):
             self.died_now = True
-            self.untold_death = None if self.doomed else self.incarnation
             self._failed(now)
         self.ready.stand(now)
         self._all_gone()
@@ -332,9 +331,9 @@ class Oracle:
                 self._prove(effect)
             case ev.EndLease():
                 self._end_lease(effect, now)
-            case ev.Died():
-                assert effect.incarnation == self.untold_death
-                self.untold_death = None
+            case ev.Lost():
+                assert self.told < effect.incarnation == self.incarnation, "the end of each engine is told once"
+                self.told = effect.incarnation
             case ev.DecideRestart():
                 assert self.phase == "down"
                 assert not self.closing
@@ -544,7 +543,7 @@ class Oracle:
             assert not list(self.open_rows()), "everything is settled at the end"
         assert all(s.proved for s in self.stays.values() if s.gone), "a release is proved in the wake it is heard of"
         assert self.died_now or not self.lost, "engine_lost, and the engine lives"
-        assert self.untold_death is None, "a death that nobody asked for is told"
+        assert self.phase in ("starting", "up") or self.told == self.incarnation, "the end of an engine is told"
         self.died_now, self.lost = False, []
 
     def _check_nobody_is_overdue(self, now: float) -> None:

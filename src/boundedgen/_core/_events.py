@@ -198,12 +198,13 @@ class Kill:
 
 
 @frozen
-class Died:
-    """The process ended, and nobody had asked it to."""
+class Lost:
+    """The end of an engine has begun, by whose hand ever; once an incarnation."""
 
     incarnation: int
+    cause: Cause
     detail: str
-    text: str  #: the end of its output
+    output: str = ""  #: the end of what it wrote, if it ended by itself
 
 
 @frozen
@@ -277,4 +278,4 @@ class Became:
     detail: str
 
 
-Effect = Spawn | Kill | Died | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became
+Effect = Spawn | Kill | Lost | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became

@@ -15,6 +15,7 @@ class Death:
     detail: str
     permanent: bool = False  #: cannot heal by trying again
     kind: str = ""  #: of a boot failure: "model", "device", "memory" or "other"
+    output: str = ""  #: the end of what the engine wrote, if it ended by itself
 
 
 @define
@@ -26,6 +27,8 @@ class Life:
     death: Death | None = None
     killed_at: float | None = None
     respawn_at: float | None = None
+    spawned_at: float | None = None  #: while it boots
+    boot_s: float | None = None  #: seconds that the last boot took
     ready_at: float | None = None
     failures: int = 0  #: in a row
     failing_since: float = 0.0
@@ -40,20 +43,35 @@ class Life:
     def over(self) -> bool:
         return self.phase in (EnginePhase.FAILED, EnginePhase.CLOSED)
 
-    def spawn(self) -> int:
+    def why(self) -> str:
+        """Why the engine is not there: the latest cause, and how often in a row. Empty: nothing happened."""
+        if self.death is None or self.death.cause is Cause.CLOSE:
+            return ""
+        again = f" ({self.failures} in a row)" if self.failures > 1 else ""
+        return f"{self.death.cause.value}: {self.death.detail}{again}"
+
+    def expected_at(self) -> float | None:
+        """When the engine starts next or, where an earlier boot tells, when it will be ready: an estimate."""
+        began = self.spawned_at if self.respawn_at is None else self.respawn_at
+        return self.respawn_at if began is None or self.boot_s is None else began + self.boot_s
+
+    def spawn(self, now: float) -> int:
         """The next incarnation; the one before is reaped."""
         move(self, EnginePhase.STARTING)
         self.incarnation += 1
         self.respawn_at = self.killed_at = self.ready_at = None
+        self.spawned_at = now
         return self.incarnation
 
     def ready(self, facts: EngineFacts, now: float) -> None:
         move(self, EnginePhase.UP)
         self.facts, self.ready_at, self.death = facts, now, None
+        self.boot_s = None if self.spawned_at is None else now - self.spawned_at
+        self.spawned_at = None
 
     def die(self, death: Death, now: float) -> None:
         move(self, EnginePhase.DYING)
-        self.death, self.killed_at = death, now
+        self.death, self.killed_at, self.spawned_at = death, now, None
         if death.cause is not Cause.CLOSE:
             self.failing_since = self.failing_since if self.failures else now
             self.failures += 1

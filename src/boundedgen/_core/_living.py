@@ -33,16 +33,24 @@ class Living(Occupying):
             return "draining"
         return "starting" if state == "recovering" and self.life.facts is None else state
 
+    def reason(self) -> str:
+        """Why it is in this state, in words; empty: nothing went wrong."""
+        why = self.life.why()
+        if self.life.phase is not EnginePhase.FAILED:
+            return why
+        death = self.life.death
+        known = death is None or not why or death.detail == self.failed_because
+        return self.failed_because if known else f"{self.failed_because}; last: {why}"
+
     def _became(self) -> None:
         """Tell it, if what health says has changed."""
         state = self.state()
         if state != self._state:
             self._state = state
-            death = self.life.death
-            self._effects.append(ev.Became(state, "" if death is None else f"{death.cause.value}: {death.detail}"))
+            self._effects.append(ev.Became(state, self.reason()))
 
     def _spawn(self, now: float) -> None:
-        incarnation = self.life.spawn()
+        incarnation = self.life.spawn(now)
         self.watch.boot(now)
         self._effects.append(ev.Spawn(incarnation))
         self._became()
@@ -81,6 +89,7 @@ class Living(Occupying):
     def _dying(self, death: Death, now: float) -> None:
         self.life.die(death, now)
         self.tally.kills[death.cause.value] += 1
+        self._effects.append(ev.Lost(self.life.incarnation, death.cause, death.detail, death.output))
         self.clock.stand(now)
         self.watch.over()
         self.ledger.capacity = None
@@ -112,9 +121,7 @@ class Living(Occupying):
     def _exited(self, report: ev.Exited, now: float) -> None:
         """The process is reaped: whatever it held is gone with it."""
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
-            how = _how(report)
-            self._effects.append(ev.Died(report.incarnation, how, report.text))
-            self._dying(Death(ev.Cause.DIED, how), now)
+            self._dying(Death(ev.Cause.DIED, _how(report), output=report.text), now)
         self._to_kill = False
         for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)
@@ -138,8 +145,8 @@ class Living(Occupying):
         """Give up: everything is settled, and nothing is accepted any more."""
         move(self.life, EnginePhase.FAILED)
         self.life.respawn_at = None
-        self._settle_all(Why.ENGINE_FAILED, now, detail)
         self.failed_because = detail
+        self._settle_all(Why.ENGINE_FAILED, now, detail)
         self._became()
 
     def _live_on(self, now: float) -> None:

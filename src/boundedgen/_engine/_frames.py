@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from typing import final
 
 from attrs import frozen
 
 VERSION = 1
+LONGEST = (1 << 32) - 1  #: bytes of a body that the header can tell
 _MAGIC = b"bG"
 _AT_ONCE = 256  #: frames in one write; the kernel takes 1024 pieces
 _HEADER = struct.Struct("<2sBBII")  # magic, version, kind, incarnation, length of the body
@@ -42,16 +44,16 @@ class Decoder:
         self._limit = limit
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. Raises WireError at the first header that cannot be right."""
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete now. Raises WireError at the first header that cannot be right, after those."""
         self._bytes += data
-        frames: list[Frame] = []
         at = 0
-        while (frame := self._next(at)) is not None:
-            frames.append(frame)
-            at += _HEADER.size + len(frame.body)
-        del self._bytes[:at]
-        return frames
+        try:
+            while (frame := self._next(at)) is not None:
+                at += _HEADER.size + len(frame.body)
+                yield frame
+        finally:
+            del self._bytes[:at]
 
     def _next(self, at: int) -> Frame | None:
         if len(self._bytes) - at < _HEADER.size:
@@ -69,7 +71,7 @@ class Decoder:
 
 @final
 class Outbox:
-    """Frames waiting for a non-blocking pipe, at most `limit` bytes of them."""
+    """Frames waiting for a non-blocking pipe. There is room for more until they are `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -79,16 +81,17 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def put(self, data: bytes) -> bool:
-        """Queue a frame. False, and nothing queued, if it does not fit (the first one always does)."""
-        if self._waiting and self._size + len(data) > self._limit:
-            return False
+    @property
+    def room(self) -> bool:
+        return self._size < self._limit
+
+    def put(self, data: bytes) -> None:
+        """Queue a frame."""
         self._waiting.append(memoryview(data))
         self._size += len(data)
-        return True
 
-    def flush(self, fd: int) -> None:
-        """Write what the pipe takes now. Raises BrokenPipeError when nobody will ever read it.
+    def flush(self, fd: int) -> bool:
+        """Write what the pipe takes now; True: all. Raises BrokenPipeError when nobody will ever read it.
 
         Many frames at once: the first one wakes the reader, which is to find the others there.
         """
@@ -96,9 +99,10 @@ class Outbox:
             try:
                 written = os.writev(fd, list(islice(self._waiting, _AT_ONCE)))
             except BlockingIOError:
-                return
+                return False
             self._size -= written
             self._drop(written)
+        return True
 
     def _drop(self, written: int) -> None:
         while written:

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -121,11 +122,16 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
             process_group=0,
         )
         life = Life(process, output[0], stacks, limits.stderr_bytes)
-        ears.listen(reports[0], output[0], life.pidfd)
         undo.pop_all()
         for fd in (*theirs, output[1]):
             os.close(fd)
-        return ChildLink(incarnation, life, commands[1], reports[0], ears, stamp_reader, limits, began)
+        link = ChildLink(incarnation, life, commands[1], reports[0], ears, stamp_reader, limits, began)
+        try:
+            ears.listen(reports[0], output[0], life.pidfd)
+        except OSError:
+            link.dispose()
+            raise
+        return link
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
@@ -160,6 +166,7 @@ class ChildLink:
         self._ears, self._stamps, self._began = ears, stamps, began
         self._decoder = Decoder(limits.frame_bytes)
         self._outbox = Outbox(limits.outbox_bytes)
+        self._words: deque[Word] = deque()  # commands that are not in it yet
         self._broken: WireBroken | None = None
         self._deaf = False  # the command pipe has no reader any more
         self._mute = False  # what comes from here on is not looked at
@@ -191,20 +198,23 @@ class ChildLink:
         self.send(Halt(stay))
 
     def send(self, word: Word) -> None:
-        """Queue a command for the next `flush`. More than Limits.outbox_bytes unread breaks the wire."""
-        if self._deaf or self._disposed:
-            return
-        data = encode(word, self._incarnation)
-        if not self._outbox.put(data):
-            self.flush()
-            if not self._outbox.put(data):
-                self._break("the engine does not read its commands: Limits.outbox_bytes are waiting")
+        """Queue a command for the next `flush`. What Limits.outbox_bytes have no room for waits as it is."""
+        if not (self._deaf or self._disposed):
+            self._words.append(word)
+
+    def _fill_the_outbox(self) -> bool:
+        """True: something is in it."""
+        while self._words and self._outbox.room:
+            self._outbox.put(encode(self._words.popleft(), self._incarnation))
+        return bool(self._outbox)
 
     def flush(self) -> None:
         if self._deaf or self._disposed:
             return
         try:
-            self._outbox.flush(self._commands)
+            while self._fill_the_outbox():
+                if not self._outbox.flush(self._commands):
+                    return
         except OSError:
             self._deaf = True  # it has died; the pidfd says so
 

@@ -6,7 +6,7 @@ import os
 import select
 from typing import final
 
-from boundedgen._engine._frames import Decoder, Outbox, WireError
+from boundedgen._engine._frames import LONGEST, Decoder, Outbox, WireError
 from boundedgen._engine._wire import Word, decode, encode
 
 _READ = 1 << 16
@@ -18,7 +18,7 @@ class Line:
 
     def __init__(self, commands: int, reports: int, incarnation: int, frame_bytes: int) -> None:
         self._commands, self._reports, self._incarnation = commands, reports, incarnation
-        self._decoder = Decoder(frame_bytes)
+        self._decoder = Decoder(LONGEST)  # what the parent takes in at its door is its own matter
         self._outbox = Outbox(4 * frame_bytes)  # a report, one that merged what came meanwhile, and StepRaised
         self._poll = select.poll()
         self._poll.register(commands, select.POLLIN)
@@ -71,7 +71,7 @@ class Line:
                 return words
 
     def _decode(self, data: bytes) -> list[Word]:
-        frames = self._decoder.feed(data)
+        frames = list(self._decoder.feed(data))
         if any(frame.incarnation != self._incarnation for frame in frames):
             raise WireError("a command of another incarnation")
         return [decode(frame) for frame in frames]

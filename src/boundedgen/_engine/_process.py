@@ -146,4 +146,5 @@ def _pidfd(process: subprocess.Popen[bytes]) -> int:
         return os.pidfd_open(process.pid)
     except OSError:
         process.kill()
+        process.wait()
         raise

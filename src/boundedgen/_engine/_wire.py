@@ -251,6 +251,8 @@ def _to_progress(incarnation: int, body: bytes) -> Progress:
     pairs = struct.unpack_from(f"<{2 * rows}Q", body, _NUMBERS.size)
     rest = body[_NUMBERS.size + 16 * rows :]
     parts = {name: _DECODE_PART[name](v) for name, v in _dict(_from_json(rest)).items()} if rest else {}
+    if rows and "outputs" in parts:
+        raise ValueError
     if rows:
         parts["outputs"] = tuple([Output(s, (t,)) for s, t in zip(pairs[::2], pairs[1::2], strict=True)])
     return Progress(
