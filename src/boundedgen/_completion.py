@@ -58,7 +58,7 @@ class Completion:
 class Reclamation:
     """Proof that the engine let go of a generation."""
 
-    steps: int  #: begun after the engine took the stop, until the proof; 0 for one that finished by itself
+    steps: int  #: begun after the engine took the stop, until the proof; 0 for one that had finished by itself by then
     seconds: float  #: from the stop being taken to the proof
     #: "perf_metrics" or "request_count" (the engine's own evidence), "died" (with its engine), "reconciled" (the engine
     #: no longer knew it), "refused" (the engine never took it), "never_held" (it never entered the engine).

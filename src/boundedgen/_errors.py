@@ -104,7 +104,7 @@ class PipelineClosed(Rejected):
 
 
 class EngineUnavailable(Rejected):
-    """The engine has not become ready yet, or never will (subclasses)."""
+    """The engine has never been ready yet (while it is replaced, work waits), or never will be (subclasses)."""
 
     http_status_hint = 503
     grpc_status_hint = "UNAVAILABLE"

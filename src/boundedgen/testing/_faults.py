@@ -52,12 +52,19 @@ JUSTIFIES: Mapping[Cause, frozenset[FaultKind]] = {
 }
 
 
+def _kind(value: "str | FaultKind") -> FaultKind:
+    try:
+        return FaultKind(value)
+    except ValueError:
+        raise ValueError(f"there is no fault {value!r}; there are: {', '.join(FaultKind)}") from None
+
+
 @final
 @frozen(kw_only=True)
 class Fault:
     """One fault and its trigger: the first step numbered `at_step` or later in which `stay`, if given, is concerned."""
 
-    kind: FaultKind = field(converter=FaultKind)  #: or its value, as in `Fault(kind="wedge")`
+    kind: FaultKind = field(converter=_kind)  #: or its value, as in `Fault(kind="wedge")`
     at_step: int = 1  #: steps of an incarnation are numbered from 1
     stay: int | None = None
     seconds: float = 0.0  #: for SLOW
