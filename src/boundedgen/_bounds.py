@@ -227,7 +227,7 @@ class Limits:
     reclaim: float = _limit(5.0, "s outside of steps", "from the stop being taken to the proof of release", least=0.01)
     reclaim_steps: int = _limit(3, "steps", "begun after the stop was taken; the engine needs one", least=1, whole=True)
     reap: float = _limit(
-        5.0, "s", "a killed engine that has not left by then is lost for good: the pipeline is FAILED", least=0.01
+        30.0, "s", "a killed engine that has not left by then is lost for good: the pipeline is FAILED", least=0.01
     )
     drain: float = _limit(30.0, "s", "a normal `with` exit waits this long for what is running", least=0.0)
     outbox_bytes: int = _limit(

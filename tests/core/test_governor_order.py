@@ -1,5 +1,7 @@
 """Within one wake: what comes first, what is told first, and when the next one has to be."""
 
+from typing import Any
+
 import pytest
 from core.governed import LIMITS, Governed
 
@@ -68,6 +70,21 @@ def test_one_that_finished_has_to_be_released_like_one_that_was_stopped() -> Non
     assert g.kills() == []
     g.step()
     assert g.kills() == [ev.Cause.RECLAIM]
+
+
+@pytest.mark.parametrize("how", ["forgotten", "released", "empty"])
+@pytest.mark.parametrize(("late", "reason"), [(False, "engine_lost"), (True, "deadline")])
+def test_a_deadline_that_passed_while_nobody_looked_wins_over_the_loss(how: str, late: bool, reason: str) -> None:
+    g = Governed()
+    sequence, stay = g.running(bounds=Bounds(total=10.0))
+    ended, g.now = g.now + 1.0, g.now + (11.0 if late else 2.0)
+    news: dict[str, dict[str, Any]] = {
+        "forgotten": {"held": ()},
+        "released": {"released": (Release(stay, 1, 0.01, 0),)},
+        "empty": {"finished": (Finish(stay, "length"),)},
+    }
+    g.step(at=ended, **news[how])
+    assert g.reason(sequence) == reason
 
 
 def test_a_stop_that_crosses_the_end_is_taken_by_it_and_the_release_is_watched_from_there() -> None:

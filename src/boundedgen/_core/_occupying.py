@@ -5,7 +5,6 @@ from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._settling import Settling
 from boundedgen._core._stays import Stay
-from boundedgen._errors import FinishReason as Why
 
 
 class Occupying(Settling):
@@ -77,4 +76,4 @@ class Occupying(Settling):
             sequence = self.sequences.get(stay.sequence)
             self._gone(stay, 0, 0.0, "reconciled", now)
             if sequence is not None and sequence.phase is SequencePhase.RUNNING:
-                self._settle(sequence, Why.ENGINE_LOST, now, "the engine no longer knows it")
+                self._lose(sequence, now, "the engine no longer knows it")

@@ -74,7 +74,7 @@ class Reporting(Living):
         if finish.why == "ignored":
             self._lost_to_the_cache(sequence, now)
         elif finish.why == "length" and not tokens:
-            self._settle(sequence, Why.ENGINE_LOST, now, "the engine finished it without a token")
+            self._lose(sequence, now, "the engine finished it without a token")
         else:
             self._settle(sequence, Why(finish.why), now, results=finish.results)
 
@@ -116,11 +116,4 @@ class Reporting(Living):
         self._gone(stay, release.steps, release.seconds, "" if facts is None else facts.proof, now)
         if sequence is not None and sequence.phase is SequencePhase.RUNNING:
             # Stopped by the child at its deadline, which our own timer has not seen yet; or lost without a word.
-            self._overtaken(sequence, now)
-
-    def _overtaken(self, sequence: Sequence, now: float) -> None:
-        wall = sequence.wall_deadline()
-        if wall is not None and wall.at <= now:
-            self._settle(sequence, Why.DEADLINE, now, bound=wall.bound, at=wall.at)
-        else:
-            self._settle(sequence, Why.ENGINE_LOST, now, "the engine let go of it without an answer")
+            self._lose(sequence, now, "the engine let go of it without an answer")

@@ -117,6 +117,14 @@ class Settling(Books):
         for due in list(self._wall.due(math.nextafter(min(instant, now), -math.inf))):
             self._expire(self.sequences[due], now)
 
+    def _lose(self, sequence: Sequence, now: float, detail: str) -> None:
+        """The engine has lost it; but a deadline that has passed, though nobody looked since, was there first."""
+        wall = sequence.wall_deadline()
+        if wall is not None and wall.at <= now:
+            self._settle(sequence, Why.DEADLINE, now, bound=wall.bound, at=wall.at)
+        else:
+            self._settle(sequence, Why.ENGINE_LOST, now, detail)
+
     def _expire(self, sequence: Sequence, now: float) -> None:
         wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
         found = [] if wall is None else [wall]
