@@ -222,14 +222,16 @@ def test_a_long_prompt_never_blocks_the_parent_while_the_engine_is_in_a_step() -
 
 def test_commands_beyond_the_outbox_wait_in_their_order_while_the_engine_is_in_a_step() -> None:
     limits = Limits(outbox_bytes=1 << 16, frame_bytes=1 << 20)
-    with alive(simulated({"slow_at": 1, "slow_s": 1.0}, limits)) as life:
+    with alive(simulated({"slow_at": 1, "slow_s": 0.5}, limits)) as life:
         first = life.admit([5], max_new_tokens=3)
         while not life.link.pulse().in_step:
             time.sleep(0.001)
+        os.kill(life.pid, signal.SIGSTOP)
         long = [life.admit([200] * 40_000, max_new_tokens=1) for _ in range(5)]
         life.link.stop(long[-1])
         assert not life.link._outbox.room
         assert len(life.link._words) > 1
+        os.kill(life.pid, signal.SIGCONT)
         life.released(first, *long)
         taken = [stay for report in life.all(Progress) for stay in report.taken]
         assert taken == [first, *long]
