@@ -65,11 +65,8 @@ class Agenda(Generic[K]):
 
     def due(self, now: float) -> Iterable[K]:
         """Take out, in order, every key whose instant has come."""
-        if (
-            not self._heap or self._heap[0][0] > now
-        ):  # no instant is earlier than the top, whether it still counts or not
-            return ()
-        return self._taken_out(now)
+        top = self._heap[0][0] if self._heap else math.inf  # none is earlier, whether this one still counts or not
+        return () if top > now else self._taken_out(now)
 
     def _taken_out(self, now: float) -> Iterator[K]:
         while True:

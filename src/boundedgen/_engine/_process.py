@@ -14,6 +14,7 @@ from boundedgen._engine import _stacks
 
 _READ = 1 << 16  #: a larger buffer is mapped, and unmapped, at every read: 35 us of nothing
 _READS = 64  #: of one pipe in one `chunks`, so that a flood in one does not starve the others
+_AT_ONCE_S = 1.0  #: a process that has just been started leaves sooner
 _UNKNOWN_STATUS = -int(signal.SIGKILL)  #: somebody else reaped it (SIGCHLD ignored, or a stray waitpid)
 
 
@@ -146,5 +147,6 @@ def _pidfd(process: subprocess.Popen[bytes]) -> int:
         return os.pidfd_open(process.pid)
     except OSError:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # this is the driver's thread
+            process.wait(_AT_ONCE_S)
         raise
