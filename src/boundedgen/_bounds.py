@@ -231,9 +231,9 @@ class Limits:
     )
     drain: float = _limit(30.0, "s", "a normal `with` exit waits this long for what is running", least=0.0)
     outbox_bytes: int = _limit(
-        64 << 20,
+        1 << 20,
         "bytes",
-        "commands that are encoded while the engine does not read; more of them wait as they are",
+        "commands that are encoded in one wake while the engine does not read; more of them wait as they are",
         least=1 << 16,
         whole=True,
     )
