@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tenacity
-from core.hand_engine import A, HandEngine, lane, until
+from core.hand_engine import A, HandEngine, held_up, lane, until
 from counts import happened
 
 import boundedgen as b
@@ -113,6 +113,15 @@ def test_unknown_expired_and_another_owner_s_lease_look_alike() -> None:
             pipeline.renew(lease.id, "me")
         messages.add(str(caught.value))
         assert len(messages) == 1
+
+
+def test_a_lease_counts_from_its_grant_however_late_the_driver_hears_of_it() -> None:
+    with lane() as (pipeline, engine):
+        with held_up(engine):
+            lease = pipeline.lease("me", ttl=60)
+            engine.clock.skip(61)
+        until(lambda: pipeline.stats().leases_total["expired"] == 1)
+        assert not lease.live
 
 
 def test_the_owner_comes_from_the_lease() -> None:

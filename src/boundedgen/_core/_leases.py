@@ -35,7 +35,7 @@ class Leases:
 
     def grant(self, row: Lease, reading: float) -> None:
         assert row.id not in self._live, "lease ids are never reused"
-        row.expires = max(row.expires, reading + row.ttl)  # what its owner was told already
+        row.expires = row.expires or reading + row.ttl  # counts from the grant, not from a driver that hears of it late
         self._live[row.id] = row
         self._agenda.set(row.id, row.expires)
 
