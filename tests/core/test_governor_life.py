@@ -1,7 +1,8 @@
 """The engine's life as the governor leads it: deaths, restarts, giving up, closing, in every phase."""
 
 import pytest
-from core.governed import LIMITS, Governed
+from attrs import evolve
+from core.governed import LIMITS, Governed, facts
 
 from boundedgen._bounds import Bounds
 from boundedgen._core import _events as ev
@@ -114,6 +115,43 @@ def test_a_boot_failure_that_may_heal_is_tried_again() -> None:
     assert len(g.all(ev.DecideRestart)) == 1
     g.restarted()
     assert g.state() == "ready"
+
+
+def test_an_engine_whose_canary_differs_is_killed_before_anybody_reaches_it() -> None:
+    g = Governed(ready=False)
+    g.ready(answering(1, 2))
+    g.die()
+    waits = g.submit()
+    g.restarted(found=answering(1, 3))
+    assert g.kills() == [Cause.CANARY]
+    assert g.admitted() == []
+    g.die()
+    g.restarted(found=answering(1, 2))
+    assert (g.state(), g.admitted()) == ("ready", [waits])
+
+
+def test_two_engines_in_a_row_that_agree_are_believed_rather_than_the_one_before() -> None:
+    g = Governed(ready=False)
+    g.ready(answering(1, 2))
+    for _ in range(2):
+        g.die()
+        g.restarted(found=answering(1, 3))
+    assert g.state() == "ready"
+    g.die()
+    g.restarted(found=answering(1, 2))
+    assert g.state() == "recovering"
+
+
+def test_a_canary_of_settings_that_may_vary_only_has_to_come_back() -> None:
+    g = Governed(ready=False)
+    g.ready(answering(1, 2, exact=False))
+    g.die()
+    g.restarted(found=answering(1, 3, exact=False))
+    assert g.state() == "ready"
+
+
+def answering(*canary: int, exact: bool = True) -> ev.EngineFacts:
+    return evolve(facts(), canary=canary, exact=exact)
 
 
 @pytest.mark.parametrize("phase", ["starting", "up", "dying", "down", "waiting to start"])

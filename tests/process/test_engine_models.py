@@ -41,6 +41,7 @@ def test_a_pool_given_in_blocks_grows_by_the_probes_block(plain: Life) -> None:
     assert facts.probe_blocks == {"kv": 1}
     assert (facts.block_size, facts.running_max, facts.hybrid, facts.max_prompt_tokens) == (BLOCK, 16, False, None)
     assert (facts.vocab_size, facts.proof, facts.device, facts.findings) == (259, "perf_metrics", "CPU", ())
+    assert (len(facts.canary), facts.exact) == (4, True)
     assert facts.cache_bytes == 257 * (1 << 14)
     assert facts.versions.keys() == {"openvino", "openvino-genai"}
 

@@ -86,6 +86,8 @@ facts = st.builds(
     hybrid=st.booleans(),
     proof=text,
     findings=tuples(text),
+    canary=tokens,
+    exact=st.booleans(),
 )
 words: st.SearchStrategy[Word] = st.one_of(
     st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),

@@ -115,6 +115,8 @@ class Oracle:
         self.died_now = False  #: an engine was lost in this wake
         self.doomed = False  #: by its own word; the kill comes with the tick
         self.told = 0  #: the latest incarnation whose end was told
+        self.disbelieved = 0  #: the incarnation whose canary came back otherwise
+        self.canaries: list[tuple[int, ...]] = []  #: the trusted one, and what came since
         self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
         self.permanent = False
         self.given_up = False
@@ -214,7 +216,11 @@ class Oracle:
             case _ if self.doomed:
                 return
             case ev.Ready() if self.phase == "starting":
-                self._became_ready(report.facts, now)
+                if self._trusted(report.facts.canary):
+                    self._became_ready(report.facts, now)
+                else:
+                    self.disbelieved = self.incarnation
+                    self._doom(now)
             case ev.BootFailed():
                 self.permanent = self.permanent or (report.permanent and self.phase == "starting")
                 self._doom(now)
@@ -222,6 +228,14 @@ class Oracle:
                 self._doom(now)
             case ev.Progress() if self.phase == "up":
                 self._progressed(report, now)
+
+    def _trusted(self, canary: tuple[int, ...]) -> bool:
+        """The answer of the first engine, until two in a row agree on another one."""
+        self.canaries.append(canary)
+        if canary != self.canaries[0] and self.canaries[-2:] != [canary] * 2:
+            return False
+        self.canaries = [canary]
+        return True
 
     def _doom(self, now: float) -> None:
         """It has said itself that it is lost: nothing that it says after that counts."""
@@ -373,7 +387,9 @@ class Oracle:
         else:
             assert self.engine is not None
             why = self.engine.triggered & JUSTIFIES[effect.cause]
-            assert why, f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
+            assert why or self.disbelieved == self.incarnation, (
+                f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
+            )
             self._failed(now)
         self.phase, self.killed_at, self.died_now = "dying", now, True
         self.ready.stand(now)

@@ -36,7 +36,7 @@ LIMITS = Limits(
     boot=10.0, first_step=4.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
     reclaim=2.0, reclaim_steps=3, reap=2.0, lease_grace=2.0,
 )  # fmt: skip
-BOOT_FAULTS = (K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES)
+BOOT_FAULTS = (K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES, K.BOOT_LIES)
 TOTAL_MAX = 40.0  #: every submission is bounded, so that liveness has a date
 
 KV = ev.PoolFacts("kv", 13, 4)
@@ -77,7 +77,7 @@ class GovernorMachine(RuleBasedStateMachine):
         step_s=st.sampled_from([0.1, 0.4, 1.5]),
         pipe_s=st.sampled_from([0.0, 0.003]),
         patience=st.sampled_from([2, 50, 50]),
-        faults=st.sampled_from([(), (), (), (K.STILLBORN,), (K.BOOT_FAILS,), (K.BOOT_DIES,)]),
+        faults=st.sampled_from([(), (), (), (K.STILLBORN,), (K.BOOT_FAILS,), (K.BOOT_DIES,), (K.BOOT_LIES,)]),
         lurking=st.none() | st.sampled_from(FAULTS),
         booted=st.booleans(),
         slack=st.sampled_from([0, SLACK]),

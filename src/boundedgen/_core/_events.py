@@ -55,6 +55,8 @@ class EngineFacts:
     hybrid: bool
     proof: str  #: "perf_metrics" or "request_count": how release is proved
     findings: tuple[str, ...] = ()  #: settings that were changed or are known to be unsafe, in words
+    canary: tuple[int, ...] = ()  #: token ids that it generated before anybody else's, greedily
+    exact: bool = False  #: the same settings give the same canary, in every incarnation
 
 
 # --- reports -----------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class Life:
     ready_at: float | None = None
     failures: int = 0  #: in a row
     failing_since: float = 0.0
+    canary: tuple[int, ...] = ()  #: what an engine has to answer; empty: none has answered yet
+    doubted: tuple[int, ...] = ()  #: what the last one answered instead
     closing: bool = False
     drain_until: float | None = None
 
@@ -68,6 +70,14 @@ class Life:
         self.facts, self.ready_at, self.death = facts, now, None
         self.boot_s = None if self.spawned_at is None else now - self.spawned_at
         self.spawned_at = None
+
+    def believes(self, canary: tuple[int, ...]) -> bool:
+        """It answers as the one before. Two in a row that agree are believed, for that one may have been wrong."""
+        if self.canary and canary not in (self.canary, self.doubted):
+            self.doubted = canary
+            return False
+        self.canary, self.doubted = canary, ()
+        return True
 
     def die(self, death: Death, now: float) -> None:
         move(self, EnginePhase.DYING)

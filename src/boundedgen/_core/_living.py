@@ -58,6 +58,12 @@ class Living(Occupying):
     def _became_ready(self, facts: ev.EngineFacts, now: float) -> None:
         if self.life.phase is not EnginePhase.STARTING:
             return
+        if facts.exact and not self.life.believes(facts.canary):
+            detail = (
+                f"its canary came back as {list(facts.canary)}, that of an engine before as {list(self.life.canary)}"
+            )
+            self._kill(Death(ev.Cause.CANARY, detail), now)
+            return
         again = self.life.facts is not None
         self.life.ready(facts, now)
         self.watch.ready()

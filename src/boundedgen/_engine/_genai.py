@@ -34,6 +34,8 @@ _LENGTH = genai.GenerationFinishReason.LENGTH
 _LINEAR_INPUT = re.compile(rb"cache_params\.past\.(?!key\b|value\b)\w+\.\d+")
 _LEARNING_IDS = (1 << 63) + 1  #: request ids of the requests before Ready; stays count from 1
 _COUNTED = 2  #: steps
+CANARY = (1, 2, 3, 4)  #: token ids that every vocabulary has; prompt and answer fit into one block of every pool
+_EXACT = ("INFERENCE_PRECISION_HINT", "f32")
 _SETS = ("stop_strings", "stop_token_ids")
 
 
@@ -221,6 +223,21 @@ class GenAIEngine:
         self.step()
         return peak
 
+    def canary(self) -> tuple[int, ...]:
+        """What it makes of four tokens, greedily and alone. Raises RuntimeError if nothing comes out."""
+        self._learned += 1
+        stay = self._add(_LEARNING_IDS + self._learned, CANARY, {"max_new_tokens": len(CANARY), "ignore_eos": True})
+        answer: list[int] = []
+        while self._pipeline.has_non_finished_requests():
+            self.step()
+            answer += stay.collect()[0]
+        while not stay.released():
+            self.step()
+        self.step()
+        if not answer:
+            raise RuntimeError("the canary, a generation of a few tokens before all others, came back empty")
+        return tuple(answer)
+
     def la_pool(self) -> int | None:
         """Linear-attention blocks, 0 on a plain model; None where the release does not tell (before 2026.4)."""
         return getattr(self._pipeline.get_metrics(), "la_peak_pool_blocks", None)
@@ -300,6 +317,8 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             hybrid=plan.hybrid,
             proof=engine.proof,
             findings=(*plan.findings, *pools.findings, *([warning] if warning else [])),
+            canary=engine.canary(),
+            exact=_EXACT in spec["properties"].items(),
         )
     )
     return engine

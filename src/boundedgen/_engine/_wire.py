@@ -284,7 +284,7 @@ def _from_ready(e: Ready) -> list[Any]:
     pools = [[p.name, p.blocks, p.tokens_per_block] for p in f.pools]
     return [
         *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
-        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings),
+        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact),
     ]
 
 
@@ -295,7 +295,7 @@ def _to_pool(v: Any) -> PoolFacts:
 
 def _to_ready(incarnation: int, v: Any) -> Ready:
     device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
-    probe_blocks, max_prompt_tokens, hybrid, proof, findings = rest
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact = rest
     facts = EngineFacts(
         device=_str(device),
         versions={name: _str(version) for name, version in _dict(versions).items()},
@@ -309,6 +309,8 @@ def _to_ready(incarnation: int, v: Any) -> Ready:
         hybrid=_bool(hybrid),
         proof=_str(proof),
         findings=_each(_str, findings),
+        canary=_ints(canary),
+        exact=_bool(exact),
     )
     return Ready(incarnation, facts)
 

@@ -32,17 +32,19 @@ class FaultKind(enum.StrEnum):
     STILLBORN = "stillborn"  #: the boot never ends
     BOOT_FAILS = "boot_fails"  #: the boot ends in `BootFailed` (`permanent`), then the process exits
     BOOT_DIES = "boot_dies"  #: the process dies of `signal` while it boots
+    BOOT_LIES = "boot_lies"  #: it is ready, and its canary is another one than it should be
     GARBAGE = "garbage"  #: a frame that cannot be read, after a step
     UNKILLABLE = "unkillable"  #: lasting: a kill has no effect, `Exited` never comes
     LATE_WORDS = "late_words"  #: reports of this incarnation arrive once more after the next one was spawned
 
 
-BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BOOT_DIES})
+BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BOOT_DIES, FaultKind.BOOT_LIES})
 
 #: Which of them may cost an engine its life, by the cause that `stats().kills_total` counts it under.
 JUSTIFIES: Mapping[Cause, frozenset[FaultKind]] = {
     Cause.STEP: frozenset({FaultKind.WEDGE, FaultKind.SLOW}),
     Cause.BOOT: frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS}),
+    Cause.CANARY: frozenset({FaultKind.BOOT_LIES}),
     Cause.RECLAIM: frozenset({FaultKind.LOST_STOP, FaultKind.LEAK, FaultKind.NO_PROGRESS, FaultKind.FORGOTTEN}),
     Cause.PROGRESS: frozenset({FaultKind.NO_PROGRESS, FaultKind.DEAF, FaultKind.LOST_COMMAND}),
     Cause.ACK: frozenset({FaultKind.DEAF, FaultKind.LOST_COMMAND, FaultKind.FORGOTTEN}),

@@ -191,7 +191,8 @@ class SimEngine:
             self._say(at, BootFailed(self.incarnation, kind="model", text=fault.text, permanent=fault.permanent))
             self._die(at, 1)
         else:
-            self._say(at, Ready(self.incarnation, self.model.facts()))
+            lies = self._take(K.BOOT_LIES) is not None
+            self._say(at, Ready(self.incarnation, self.model.facts(lies=lies)))
 
     def _between_steps(self, at: float) -> None:
         self._drain(at)

@@ -65,7 +65,8 @@ class SimModel:
         most = self.running_max + max(self.probe_blocks.values(), default=0)
         return Scheduler(self.pools, self.max_num_batched_tokens, None if self.split_fuse else most)
 
-    def facts(self) -> EngineFacts:
+    def facts(self, *, lies: bool = False) -> EngineFacts:
+        """What it tells when it is ready. `lies`: that it generates other tokens than it should."""
         return EngineFacts(
             device="SIM",
             versions={"sim": "1"},
@@ -78,4 +79,6 @@ class SimModel:
             max_prompt_tokens=None if self.split_fuse else self.max_num_batched_tokens,
             hybrid=len(self.pools) > 1,
             proof=self.proof,
+            canary=(2,) if lies else (1,),
+            exact=True,
         )
