@@ -144,7 +144,7 @@ class Soak:
             descriptors=me.num_fds(),
             threads=threading.active_count(),
             rows=len(driver.flows) + len(driver.cells) + len(governor.sequences) + len(governor.stays),
-            objects=len(gc.get_objects()),
+            objects=len(gc.get_objects()) - len(self.samples),  # what this soak itself keeps
         )
 
 
