@@ -18,15 +18,23 @@ from boundedgen._arguments import plain_str, reading, short
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._call import Call
 from boundedgen._core._admission import Capacity
-from boundedgen._core._sequences import Submission
+from boundedgen._core._sequences import Resume, Submission
 from boundedgen._door import Door, Place
 from boundedgen._driver import Driver
 from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturated
 from boundedgen._flow import Flow
-from boundedgen._generation_config import engine_fields, generation_fields, sequences_of, streams, wants_chat_template
+from boundedgen._generation_config import (
+    engine_fields,
+    generation_fields,
+    resume_of,
+    sequences_of,
+    streams,
+    wants_chat_template,
+)
 from boundedgen._lease import Lease
 from boundedgen._leasing import live_lease
 from boundedgen._prompt import Row, messages
+from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import Runtime
 from boundedgen._text import TextStream
 from boundedgen.abc import Tokenizer
@@ -41,17 +49,17 @@ class Admitting:
     def __init__(
         self,
         driver: Driver,
-        door: Door,
         limits: Limits,
         bounds: Bounds,
         lease_ttl: float | None,
+        restart: RestartPolicy,
         runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
         defaults: Mapping[str, Any],
         seeds: random.Random,
     ) -> None:
         self._driver = driver
-        self._door = door
+        self._door = Door(limits)
         self._limits = limits
         self._bounds = bounds
         self._lease_ttl = lease_ttl
@@ -59,6 +67,7 @@ class Admitting:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._seeds = seeds
+        self._resume = restart.resume == "continue"
         self._ids = itertools.count(1)
 
     def admit(self, call: Call) -> Flow:
@@ -254,6 +263,7 @@ class Admitting:
             lease=None if lease is None else lease.id,
             implicit_ttl=self._lease_ttl if lease is None else None,
             cleared="structured_output_config" not in fields,
+            resume=resume_of(fields) if self._resume else Resume.NEVER,
         )
 
     def _check_fit(self, submission: Submission, call: Call) -> None:

@@ -25,7 +25,7 @@ from boundedgen._leaving import Leaving
 from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import Runtime
 from boundedgen._snapshot import Gauges, Snapshot
-from boundedgen.abc import EngineHost, EngineLink, Request
+from boundedgen.abc import EngineHost, EngineLink
 
 _HOW_LOST = {ev.Cause.CLOSE: "ended", ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
@@ -255,7 +255,7 @@ class Driver:
     def _admit(self, effect: ev.Admit, now: float) -> None:
         flow = self.flows[effect.sequence]
         flow.admit(now)
-        request = Request(effect.stay, flow.prompt, flow.config, effect.deadline)
+        request = flow.request(effect)
         self._on_link(effect.incarnation, lambda link: link.admit(request))
 
     def _settle(self, effect: ev.Settle, now: float) -> None:
@@ -264,17 +264,19 @@ class Driver:
         if not effect.held:
             del self.flows[effect.sequence]
             if flow.reclaimed is None:
-                flow.prove(ev.Prove(effect.sequence, 0, 0, 0.0, "never_held"))
+                flow.prove(flow.left or ev.Prove(effect.sequence, 0, 0, 0.0, "never_held"))
         flow.settle(effect, now)
 
     def _prove(self, effect: ev.Prove) -> None:
         flow = self.flows.get(effect.sequence)
         if flow is None:
             return
-        if effect.sequence not in self.governor.sequences:
-            flow.prove(effect)
-            if flow.settled is not None:
-                del self.flows[effect.sequence]
+        if effect.sequence in self.governor.sequences:
+            flow.wait_again(effect)
+            return
+        flow.prove(effect)
+        if flow.settled is not None:
+            del self.flows[effect.sequence]
 
     def _spawn(self, effect: ev.Spawn, now: float) -> None:
         try:

@@ -26,7 +26,7 @@ class FinishReason(enum.StrEnum):
     DEADLINE = "deadline"  #: a bound was reached
     LEASE = "lease"  #: its lease expired or was revoked
     ENGINE_LOST = "engine_lost"  #: the engine died with it inside
-    QUARANTINED = "quarantined"  #: two engines died of it; not there yet
+    QUARANTINED = "quarantined"  #: two engines failed on it (RestartPolicy.resume)
     ENGINE_FAILED = "engine_failed"  #: the pipeline gave up on its engine
     CACHE_EXHAUSTED = "cache_exhausted"  #: the engine had no cache block for it
     SLOW_READER = "slow_reader"  #: its reader left text unread

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
-from boundedgen._core._events import Emit, Prove, SequenceResult, Settle
+from boundedgen._core._events import Admit, Emit, Prove, SequenceResult, Settle
 from boundedgen._core._sequences import Submission
 from boundedgen._door import Place
 from boundedgen._errors import FinishReason
+from boundedgen._generation_config import after
 from boundedgen._text import TextStream
 from boundedgen._wakers import Wakers
+from boundedgen.abc import Request
 
 _keys = itertools.count()
 
@@ -42,6 +44,9 @@ class Flow:
         self.settled: Settle | None = None
         self.reclaimed: Reclamation | None = None
         self.admitted_at: float | None = None
+        self.inside = False  #: admitted, and not waiting again since
+        self.left: Prove | None = None  #: of the stay that it had when it was last put back
+        self.resumed = 0  #: times that it was taken up again after the loss of an engine
         self.first_token_at: float | None = None
         self.settled_at: float | None = None
         self.wakers = wakers()  # whoever waits for the end, or for the proof of release
@@ -66,9 +71,22 @@ class Flow:
     # --- the driver's side ---------------------------------------------------------------------------------------
 
     def admit(self, now: float) -> None:
+        self.inside = True
         if self.admitted_at is None:
             self.admitted_at = now
         self.stop_waiting()
+
+    def request(self, effect: Admit) -> Request:
+        """What the engine is asked for; one that is taken up again, for what is left of it."""
+        self.resumed, shown = effect.resumed, len(self.token_ids)
+        if not shown:
+            return Request(effect.stay, self.prompt, self.config, effect.deadline)
+        prompt = [*self.prompt, *self.token_ids]
+        return Request(effect.stay, prompt, after(self.config, shown, effect.resumed), effect.deadline)
+
+    def wait_again(self, effect: Prove) -> None:
+        """The engine let go of it, and it is not over: that is no reclamation yet."""
+        self.inside, self.left = False, effect
 
     def stop_waiting(self) -> None:
         if self.place is not None:
@@ -221,6 +239,7 @@ class Flow:
             queued_s=_since(submission.submitted_at, self.admitted_at),
             first_token_s=_since(submission.submitted_at, self.first_token_at),
             total_s=(now if self.settled_at is None else self.settled_at) - submission.submitted_at,
+            resumed=self.resumed,
             seed=self.config["rng_seed"] if self.config.get("do_sample") else None,
             score=results[0].score if results else None,
             logprobs=tuple(self.logprobs[: len(ids)]) if with_logprobs else (),

@@ -74,7 +74,7 @@ class Generation:
         """One of "waiting", "running" and "settled"."""
         if self._flow.settled is not None:
             return "settled"
-        return "waiting" if self._flow.admitted_at is None else "running"
+        return "running" if self._flow.inside else "waiting"
 
     @property
     def bounds(self) -> Bounds:

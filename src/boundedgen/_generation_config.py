@@ -7,15 +7,18 @@ from typing import Any, Final
 
 from boundedgen._arguments import kind_of, reading
 from boundedgen._bounds import Limits
+from boundedgen._core._sequences import Resume
 from boundedgen._errors import InvalidRequest
 from boundedgen._generation_fields import F32_LEAST, FIELDS, NEUTRAL, UNSET, FieldChecks, flag
 from boundedgen._prompt import messages, token_ids
 
 __all__ = [
+    "after",
     "engine_fields",
     "generation_fields",
     "messages",
     "results_of",
+    "resume_of",
     "sequences_of",
     "streams",
     "token_ids",
@@ -46,6 +49,17 @@ _NOT_WITH_GRAMMAR: Final[Mapping[str, Any]] = {
     "ignore_eos": False,
     "min_new_tokens": 0,
 }
+
+#: What looks back at the generated text, and would begin anew with a continuation; and the value that switches it off.
+_NOT_CONTINUED: Final[Mapping[str, Any]] = {
+    "structured_output_config": None,
+    "stop_strings": None,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": None,
+}
+_SEEDS: Final = 2**63
 
 
 def generation_fields(
@@ -108,6 +122,22 @@ def sequences_of(fields: Mapping[str, Any]) -> int:
 def streams(fields: Mapping[str, Any]) -> bool:
     """Whether tokens show before the end: only requests of one sequence do."""
     return sequences_of(fields) == 1
+
+
+def resume_of(fields: Mapping[str, Any]) -> Resume:
+    """What can become of it on another engine: what it has shown may be continued only where its tokens tell all."""
+    continuable = streams(fields) and all(fields.get(name, off) == off for name, off in _NOT_CONTINUED.items())
+    return Resume.ALWAYS if continuable else Resume.UNSEEN
+
+
+def after(config: Mapping[str, Any], shown: int, resumed: int) -> dict[str, Any]:
+    """What is left of `config` (as the engine takes it) when `shown` tokens are there; seeded anew, if it samples."""
+    left = dict(config, max_new_tokens=config["max_new_tokens"] - shown)
+    if "min_new_tokens" in left:
+        left["min_new_tokens"] = max(0, left["min_new_tokens"] - shown)
+    if "rng_seed" in left:
+        left["rng_seed"] = (left["rng_seed"] + resumed) % _SEEDS or 1
+    return left
 
 
 def _base(asked: FieldChecks, config: object, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from boundedgen._blackbox._box import box_of, install
 from boundedgen._bounds import Bounds, Limits, patience
 from boundedgen._call import Call
 from boundedgen._completion import Completion
-from boundedgen._door import Door
 from boundedgen._driver import Driver
 from boundedgen._errors import BoundedGenError, EngineUnavailable
 from boundedgen._generation import Generation, refuse_to_block
@@ -87,7 +86,7 @@ class BoundedPipeline:
         self._driver = driver = Driver(parts.host, limits, restart, runtime, reserve=admission.policy == "reserve")
         defaults, seeds = parts.host.defaults(), random.Random()
         self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-        admitting = Admitting(driver, Door(limits), limits, bounds, ttl, runtime, loading.need, defaults, seeds)
+        admitting = Admitting(driver, limits, bounds, ttl, restart, runtime, loading.need, defaults, seeds)
         self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
         self._leasing = Leasing(driver, limits, runtime)
         self._probing = Probing(self._serving.probe, runtime.now)

@@ -37,8 +37,15 @@ class RestartPolicy:
     stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
     #: seconds for which an incarnation must have served tokens before earlier failures are forgotten
     forget_after: float = field(default=60.0, converter=_forget_after)
-    #: what becomes of the generations that were inside: "fail": they end EngineLost, with their partial output
-    resume: Literal["fail"] = "fail"
+    #: what becomes of the generations that were inside. "fail": they end EngineLost, with their partial output.
+    #: "continue": the next engine takes them up again, inside their own deadlines. One that has shown nothing starts
+    #: anew; one that has is sent with its tokens so far, and its stream goes on: greedy, and with
+    #: `INFERENCE_PRECISION_HINT` and `KV_CACHE_PRECISION` f32, `DYNAMIC_QUANTIZATION_GROUP_SIZE` 0, as it would have;
+    #: else with a valid continuation. Beams, several samples, grammars, stop strings and
+    #: penalties cannot be continued once they have shown something (beams and several samples show nothing before they
+    #: end). A generation that is new in the step that an engine fails in is tried apart from the others; one that two
+    #: engines failed on ends QUARANTINED.
+    resume: Literal["fail", "continue"] = "fail"
 
     def __attrs_post_init__(self) -> None:
         for name in ("wait", "stop"):
@@ -46,8 +53,8 @@ class RestartPolicy:
                 raise TypeError(
                     f"RestartPolicy.{name} must be a tenacity strategy or a callable, not {short(getattr(self, name))}"
                 )
-        if not isinstance(self.resume, str) or plain_str(self.resume) != "fail":
-            raise ValueError(f"RestartPolicy.resume is {short(self.resume)}; this version knows 'fail'")
+        if not isinstance(self.resume, str) or plain_str(self.resume) not in ("fail", "continue"):
+            raise ValueError(f"RestartPolicy.resume is {short(self.resume)}; give 'fail' or 'continue'")
 
     def delay(self, failures: int, since_s: float) -> float | None:
         """Seconds until the next start after `failures` in a row, the first `since_s` seconds ago; None: give up.

@@ -102,6 +102,8 @@ class Gauges:
                 "steps": tally.steps,
                 "restarts": tally.restarts,
                 "requeued": tally.requeued,
+                "resumed": tally.resumed,
+                "quarantined": tally.quarantined,
                 "ghosts": tally.ghosts,
                 "forgotten": tally.forgotten,
             },

@@ -102,9 +102,9 @@ class SchedulerStats:
     restarts_total: int  #: READY again after an engine was lost
     kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum
     closes_total: int  #: engines ended by an orderly close (cause CLOSE); in no kills_total
-    resumed_total: int  #: 0: not there yet
+    resumed_total: int  #: taken up again by the next engine (RestartPolicy.resume="continue")
     paused_total: int  #: 0: not there yet
-    quarantined_total: int  #: 0: not there yet
+    quarantined_total: int  #: ended QUARANTINED: two engines failed on them
     requeued_total: int  #: put back in their place, since the engine ended them for lack of cache
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended

@@ -7,9 +7,9 @@ import pytest
 from conformance import cases
 from conformance.lanes import RealLane, compare, simulate
 from conformance.random_scripts import scripts
-from conformance.scripts import Script
+from conformance.scripts import Admit, Script, Stop
 from genai.raw import laboratory
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from boundedgen._core._events import PoolFacts
 from boundedgen.testing._sim_model import SimModel
@@ -35,6 +35,16 @@ FROM_A_SEED = settings(
 )
 
 
+#: The second prompt has no room in the first step, and the whole one once the first request is stopped.
+STOPPED_BEFORE_ITS_TURN = Script(
+    (
+        (0, Admit(1, prompt=128, new=1)),
+        (0, Admit(2, prompt=1, new=2, config={"do_sample": True, "num_return_sequences": 2})),
+        (1, Stop(1)),
+    )
+)
+
+
 @pytest.fixture(scope="module")
 def lane() -> Iterator[RealLane]:
     with laboratory() as lab:
@@ -57,6 +67,7 @@ def test_random_scripts_are_told_alike(lane: RealLane, kind: str) -> None:
 
 @settings(FROM_A_SEED, max_examples=10 * EXAMPLES)
 @given(scripts())
+@example(STOPPED_BEFORE_ITS_TURN)
 def test_no_step_computes_more_than_the_stamps_say_of_it(drawn: Script) -> None:
     """Where blocks do not run out: each request has what it needs when it enters, as with admission "reserve"."""
     slower_by_the_token = SimModel(

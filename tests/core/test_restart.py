@@ -72,6 +72,7 @@ def test_a_time_to_forget_that_makes_no_sense_is_refused(forget_after: float) ->
         RestartPolicy(forget_after=forget_after)
 
 
-def test_resuming_is_refused_by_name_until_it_exists() -> None:
-    with pytest.raises(ValueError, match="resume"):
-        RestartPolicy(resume="continue")  # type: ignore[arg-type]
+def test_what_becomes_of_those_inside_is_one_of_two_words() -> None:
+    assert RestartPolicy(resume="continue").resume == "continue"
+    with pytest.raises(ValueError, match=r"RestartPolicy\.resume is 'go on'; give 'fail' or 'continue'"):
+        RestartPolicy(resume="go on")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Field reports on engines that die, hang or raise. Numbers are those of the reports.
 
-Left for later versions: the canary, continued generations, strikes and quarantine, the black box.
+Continued generations, strikes and quarantine: core/test_resuming.py and test_pipeline_resumed.py.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ class Books:
         self.probes = 0  # probes that are not settled: outside of all totals
         self.queue = Queue()
         self.probe_queue = Queue()  # probes have a slot and blocks of their own, and wait for nobody
+        self.suspects = Queue()  # each is tried with no other newcomer beside it, before anybody else comes in
+        self.trial: int | None = None  # the stay of the suspect that is being tried
         # All that are not settled, in the order of submission; the first one is found at once also after many are gone.
         self.sequences: OrderedDict[int, Sequence] = OrderedDict()
         self.stays: dict[int, Stay] = {}  # all that are not GONE

@@ -217,6 +217,7 @@ class Admit:
     stay: int
     sequence: int
     deadline: float
+    resumed: int = 0  #: times that it was taken up again; its prompt is followed by what was shown so far
 
 
 @frozen

@@ -16,6 +16,12 @@ class Death:
     permanent: bool = False  #: cannot heal by trying again
     kind: str = ""  #: of a boot failure: "model", "device", "memory" or "other"
     output: str = ""  #: the end of what the engine wrote, if it ended by itself
+    outside: bool = False  #: somebody else's signal, or nothing that what was inside could have brought about
+
+    @property
+    def blames(self) -> bool:
+        """What was inside may have brought it about."""
+        return not self.outside and self.cause in (Cause.STEP, Cause.STEP_RAISED, Cause.PROGRESS, Cause.DIED)
 
 
 @define

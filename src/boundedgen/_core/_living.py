@@ -3,8 +3,8 @@
 from boundedgen._core import _events as ev
 from boundedgen._core._admission import Capacity
 from boundedgen._core._life import Death
-from boundedgen._core._occupying import Occupying
-from boundedgen._core._phases import EnginePhase, SequencePhase, move
+from boundedgen._core._phases import EnginePhase, move
+from boundedgen._core._resuming import Resuming
 from boundedgen._errors import FinishReason as Why
 
 #: What health calls the phases; before the first READY, everything on the way there is STARTING.
@@ -17,10 +17,11 @@ STATES = {
     EnginePhase.CLOSED: "closed",
 }
 KILL = 9
+FROM_OUTSIDE = frozenset({1, 2, 3, KILL, 15})  #: SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM: nothing in it sends these
 CRASHES = {4: " (SIGILL)", 6: " (SIGABRT)", 7: " (SIGBUS)", 8: " (SIGFPE)", 11: " (SIGSEGV)", 15: " (SIGTERM)"}
 
 
-class Living(Occupying):
+class Living(Resuming):
     _state = ""
     failed_because = ""
     _parting: Death | None = None  # the engine is lost, and those inside are not answered yet
@@ -93,6 +94,7 @@ class Living(Occupying):
         self._to_kill = True
 
     def _dying(self, death: Death, now: float) -> None:
+        self._blame(death)
         self.life.die(death, now)
         self.tally.kills[death.cause.value] += 1
         self._effects.append(ev.Lost(self.life.incarnation, death.cause, death.detail, death.output))
@@ -110,10 +112,8 @@ class Living(Occupying):
         death, self._parting = self._parting, None
         if death is None:
             return
-        closing = death.cause is ev.Cause.CLOSE
-        for sequence in [s for s in self.sequences.values() if s.phase is SequencePhase.RUNNING]:
-            why = Why.SHUTDOWN if closing else Why.ENGINE_LOST
-            self._settle(sequence, why, now, "" if closing else f"{death.cause.value}: {death.detail}")
+        if death.cause is not ev.Cause.CLOSE:
+            self._survive(death, now)
         if self.life.closing:
             self._settle_all(Why.SHUTDOWN, now)
         if self._to_kill:
@@ -127,7 +127,8 @@ class Living(Occupying):
     def _exited(self, report: ev.Exited, now: float) -> None:
         """The process is reaped: whatever it held is gone with it."""
         if self.life.phase in (EnginePhase.STARTING, EnginePhase.UP):
-            self._dying(Death(ev.Cause.DIED, _how(report), output=report.text), now)
+            outside = -report.status in FROM_OUTSIDE
+            self._dying(Death(ev.Cause.DIED, _how(report), output=report.text, outside=outside), now)
         self._to_kill = False
         for stay in list(self.stays.values()):  # also when it was given up before it left
             self._gone(stay, 0, 0.0, "died", now)

@@ -15,7 +15,7 @@ class Occupying(Settling):
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
-        while (sequence := self.queue.head()) is not None:
+        while self.trial is None and (sequence := self.suspects.head() or self.queue.head()) is not None:
             needs = self._needs(sequence, capacity) if self._reserve else (0,) * len(capacity.pools)
             if not self.ledger.fits(needs):
                 return
@@ -32,6 +32,8 @@ class Occupying(Settling):
             self.ledger.reserve(needs)
         self.stays[stay.id] = stay
         sequence.stay = stay.id
+        if sequence.suspect:
+            self.trial = stay.id
         move(sequence, SequencePhase.RUNNING)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
@@ -39,7 +41,8 @@ class Occupying(Settling):
         self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
         self.watch.holding(True, now)
-        self._effects.append(ev.Admit(self.life.incarnation, stay.id, sequence.id, sequence.total_at))
+        admit = ev.Admit(self.life.incarnation, stay.id, sequence.id, sequence.total_at, sequence.resumed)
+        self._effects.append(admit)
 
     def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:
         """The one exit of every stay."""
@@ -47,6 +50,7 @@ class Occupying(Settling):
         move(stay, StayPhase.GONE)
         del self.stays[stay.id]
         self.watch.gone(stay.id)
+        self._tried(stay)
         if stay.probe:
             self.ledger.probe_held = False
         else:
@@ -61,10 +65,10 @@ class Occupying(Settling):
             if sequence.phase is SequencePhase.WAITING:
                 self._enqueue(sequence, now)
 
-    def _requeue(self, sequence: Sequence) -> None:
-        """It waits again, in its old place; it can be admitted once its old stay is GONE."""
-        move(sequence, SequencePhase.WAITING)
-        self.tally.requeued += 1
+    def _tried(self, stay: Stay) -> None:
+        """It has shown a token, or is gone: whoever waits for the end of its trial may come in."""
+        if self.trial == stay.id:
+            self.trial = None
 
     def _reconcile(self, held: frozenset[int], now: float) -> None:
         """The child's table against ours, by id."""

@@ -46,6 +46,8 @@ class Reporting(Living):
             self.tally.late_tokens += len(output.token_ids)
             return
         sequence.tokens += len(output.token_ids)
+        sequence.suspect = False
+        self._tried(stay)
         self.tally.tokens += 0 if stay.probe else len(output.token_ids)
         self.life.served(now, self._forget_after)
         if sequence.first_token_at is None:
@@ -84,7 +86,8 @@ class Reporting(Living):
         if sequence.tokens or sequence.lost >= CACHE_TRIES:
             self._settle(sequence, Why.CACHE_EXHAUSTED, now, "the engine ran out of cache blocks")
         else:
-            self._requeue(sequence)
+            move(sequence, SequencePhase.WAITING)  # in its old place, once its old stay is GONE
+            self.tally.requeued += 1
 
     def _stop_taken(self, id_: int, steps: int, now: float) -> None:
         """Also for one that the child stopped at its deadline before we did."""

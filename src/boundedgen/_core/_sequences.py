@@ -1,5 +1,6 @@
 """A sequence: deadlines, a lease, tokens and a result. And the queue of those that wait."""
 
+import enum
 import heapq
 import math
 
@@ -7,6 +8,14 @@ from attrs import define, field, frozen
 
 from boundedgen._bounds import Bounds, Deadline
 from boundedgen._core._phases import SequencePhase
+
+
+class Resume(enum.StrEnum):
+    """What may become of a sequence whose engine is lost."""
+
+    NEVER = "never"  #: it is settled
+    UNSEEN = "unseen"  #: it starts anew on the next engine, unless a token was shown
+    ALWAYS = "always"  #: and if some were, it goes on after them
 
 
 @frozen
@@ -26,6 +35,7 @@ class Submission:
     implicit_ttl: float | None = None
     cleared: bool = True
     probe: bool = False
+    resume: Resume = Resume.NEVER
 
 
 @define(eq=False)
@@ -40,6 +50,10 @@ class Sequence:
     admitted_at: float | None = None  #: the first time
     first_token_at: float | None = None
     lost: int = 0  #: stays that the engine ended for lack of cache
+    resumed: int = 0  #: times that it was taken up again after the loss of an engine
+    crashes: int = 0  #: engines that failed, not by a hand from outside, while it was inside
+    strikes: int = 0  #: those of them that it is suspected of
+    suspect: bool = False  #: of the last one, and it has shown no token since
     lease: str | None = None
 
     def __attrs_post_init__(self) -> None:

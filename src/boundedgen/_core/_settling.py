@@ -32,12 +32,17 @@ class Settling(Books):
     def _enqueue(self, sequence: Sequence, now: float) -> None:
         capacity = self.ledger.capacity
         if capacity is not None and not sequence.submission.probe and capacity.lacking(self._needs(sequence, capacity)):
-            self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")
+            if sequence.resumed:
+                self._lose(sequence, now, "it was to be continued, and does not fit the engine that came back")
+            else:
+                self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")
         else:
             self._line(sequence).add(sequence)
 
     def _line(self, sequence: Sequence) -> Queue:
-        return self.probe_queue if sequence.submission.probe else self.queue
+        if sequence.submission.probe:
+            return self.probe_queue
+        return self.suspects if sequence.suspect else self.queue
 
     def _needs(self, sequence: Sequence, capacity: Capacity) -> tuple[int, ...]:
         submission = sequence.submission

@@ -17,6 +17,8 @@ class Tally:
     steps: int = 0
     restarts: int = 0
     requeued: int = 0
+    resumed: int = 0
+    quarantined: int = 0
     ghosts: int = 0  #: stays that only the engine knew; stopped
     forgotten: int = 0  #: stays that the engine no longer knew; ended
     finished: Counter[str] = field(factory=Counter)

@@ -122,7 +122,7 @@ class Loop:
         if self._collect(held):
             return
         held.inside.stop()
-        held.stopped_at = now
+        held.stopped_at, held.work.over = now, True
         self._tidings.stopping.append(held.stay)
         self._tidings.news = True
 
@@ -191,7 +191,7 @@ class Loop:
         if token_ids:
             self._tidings.output(held.stay, token_ids, logprobs)
         if why:
-            held.ended = True
+            held.ended = held.work.over = True
             why = "ignored" if why == "stopped" else why
             self._tidings.finished.append(Finish(held.stay, why, held.inside.results()))
         return held.ended

@@ -19,6 +19,7 @@ class Work:
     sequences: int
     computed: int = 0  #: prompt tokens scheduled so far, at most
     produced: int = 0  #: steps of decoding so far
+    over: bool = False  #: stopped or ended: the engine may look at it once more, or leave its share to the others
 
     @classmethod
     def of(cls, request: Request) -> Work:
@@ -43,7 +44,8 @@ def schedule(works: Iterable[Work], room: int) -> tuple[int, int]:
     """
     scheduled = attention = 0
     for work in works:
-        tokens, area = work.schedule(max(0, room - scheduled))
+        tokens, area = work.schedule(max(0, room))
+        room -= 0 if work.over else tokens
         scheduled += tokens
         attention += area
     return scheduled, attention

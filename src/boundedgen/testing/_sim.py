@@ -240,7 +240,7 @@ class SimEngine:
         if row.ended or row.stop_taken_at is not None:
             return
         stay = row.request.stay
-        row.stop_taken_at, row.steps_at_stop = at, self._pulse.steps_begun
+        row.stop_taken_at, row.steps_at_stop, row.work.over = at, self._pulse.steps_begun, True
         row.release_not_before = self._pulse.steps_begun + self.model.proof_steps
         self._tidings.stopping.append(stay)
         self._tidings.news = True
@@ -356,7 +356,7 @@ class SimEngine:
     def _record_finish(self, stay: int, why: str) -> None:
         row = self._rows[stay]
         if row.stop_taken_at is None:
-            row.ended = True
+            row.ended = row.work.over = True
             row.release_not_before = self._steps + self.model.proof_steps
             results = row.results(self.model.vocab_size) if why != "ignored" else ()
             self._tidings.finished.append(Finish(stay, why, results))
