@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
-from boundedgen._core._sequences import Submission
+from boundedgen._core._sequences import Resume, Submission
 from boundedgen.testing._faults import JUSTIFIES
 from boundedgen.testing._faults import FaultKind as K
 from boundedgen.testing._ready_time import ReadyTime
@@ -19,6 +19,13 @@ from boundedgen.testing._sim import SimEngine
 
 EPS = 1e-6
 FIRST_STEPS = 3
+BLAMED = (
+    ev.Cause.STEP,
+    ev.Cause.STEP_RAISED,
+    ev.Cause.PROGRESS,
+    ev.Cause.DIED,
+)  #: what is inside can bring these about
+FROM_OUTSIDE = (-1, -2, -3, -9, -15)  #: but not by these signals
 
 
 @define(eq=False)
@@ -46,6 +53,9 @@ class Row:
     refused_by_engine: bool = False
     ignored: int = 0
     stalled: bool = False  #: the driver was stopped during its life
+    crashes: int = 0
+    strikes: int = 0
+    suspect: bool = False
 
 
 @define(eq=False)
@@ -57,6 +67,7 @@ class StayRow:
     needs: tuple[int, ...]
     probe: bool
     sent_outside: float
+    trial: bool = False  #: of a suspect that has shown nothing since
     taken: bool = False
     stop_sent: bool = False
     stop_taken_steps: int | None = None
@@ -115,6 +126,8 @@ class Oracle:
         self.died_now = False  #: an engine was lost in this wake
         self.doomed = False  #: by its own word; the kill comes with the tick
         self.told = 0  #: the latest incarnation whose end was told
+        self.exit_status = 0  #: of the last engine that has left
+        self.inside: list[Row] = []  #: when its engine was lost in this wake
         self.disbelieved = 0  #: the incarnation whose canary came back otherwise
         self.canaries: list[tuple[int, ...]] = []  #: the trusted one, and what came since
         self.lost: list[Row] = []  #: settled engine_lost in this wake; the kill is carried out after the answers
@@ -212,6 +225,7 @@ class Oracle:
             return
         match report:
             case ev.Exited():
+                self.exit_status = report.status
                 self._exited(now)
             case _ if self.doomed:
                 return
@@ -348,6 +362,7 @@ class Oracle:
             case ev.Lost():
                 assert self.told < effect.incarnation == self.incarnation, "the end of each engine is told once"
                 self.told = effect.incarnation
+                self._lost(effect.cause)
             case ev.DecideRestart():
                 assert self.phase == "down"
                 assert not self.closing
@@ -355,6 +370,24 @@ class Oracle:
                 assert (effect.failures, effect.since) == (self.failures, self.failing_since), "the budget is told"
             case ev.Became():
                 self._became(effect.state, now)
+
+    def _lost(self, cause: ev.Cause) -> None:
+        """Promise 5: only newcomers of the fatal step, and who was alone, are struck; nobody by a hand from outside."""
+        inside = [s for s in self.stays.values() if not s.proved and not s.probe]
+        rows = [(s, s.row) for s in inside if s.row.settled is None and s.row.stay == s.id]
+        self.inside = [row for _, row in rows]
+        if cause not in BLAMED or (cause is ev.Cause.DIED and self.exit_status in FROM_OUTSIDE):
+            return
+        for stay, row in rows:
+            row.crashes += 1
+            row.suspect = len(inside) == 1 or not stay.taken
+            row.strikes += len(inside) == 1 or (row.suspect and not row.strikes)
+
+    def _may_go_on(self, row: Row) -> bool:
+        """It was asked for, and there is something left that can be generated as if nothing had been."""
+        resume, shown = row.submission.resume, len(row.emitted)
+        fresh = resume is not Resume.NEVER and not shown
+        return not self.closing and (fresh or (resume is Resume.ALWAYS and shown < row.submission.max_new_tokens))
 
     def _became(self, state: str, now: float) -> None:
         assert self.states[-1:] != [state], "health changes when it says so"
@@ -407,7 +440,9 @@ class Oracle:
         assert row is next(self.waiting(probe=row.submission.probe), None), "first come, first served, by priority"
         assert self.needs is not None
         needs = self.needs.of(row.submission)
-        self.stays[effect.stay] = StayRow(effect.stay, row, needs, row.submission.probe, self._outside(now))
+        probe = row.submission.probe
+        assert probe or not self._trial(), "a suspect is tried with no newcomer beside it"
+        self.stays[effect.stay] = StayRow(effect.stay, row, needs, probe, self._outside(now), row.suspect)
         row.stay, row.admitted = effect.stay, True
         if len(list(self.open_stays())) == 1:
             self.progress_at = now
@@ -437,6 +472,8 @@ class Oracle:
         assert row.settled is None, "nothing is emitted after settlement"
         assert effect.token_ids
         row.emitted += effect.token_ids
+        assert row.stay is not None
+        row.suspect = self.stays[row.stay].trial = False
         self._served(now)
         assert row.emitted == row.text[: len(row.emitted)], "tokens arrive once, in order, unchanged"
         row.first_end, row.gap_end, row.known_at = float("inf"), self.ready.at(now) + row.gap, now
@@ -517,7 +554,11 @@ class Oracle:
             case "engine_lost":
                 assert row.stay is not None, "one that waits survives the engine"
                 assert now < row.total_at + EPS, "a deadline wins over the loss of the engine"
-                self.lost += [row] if self.stays[row.stay].gone != "reconciled" else []
+                self._check_loss(row, self.stays[row.stay])
+            case "quarantined":
+                assert row in self.inside
+                assert row.strikes == 2, "two strikes are quarantine"
+                assert self._may_go_on(row)
             case "engine_failed":
                 assert self.phase == "failed" or self.permanent or self.given_up or self._reap_overdue(now)
             case "cache_exhausted":
@@ -526,6 +567,16 @@ class Oracle:
                 assert self.closing
             case other:
                 assert other == "cancelled", other
+
+    def _check_loss(self, row: Row, stay: StayRow) -> None:
+        if stay.proved and self.phase == "up":
+            assert self._never_fits(row.submission), "it could go on in the engine that came back"
+        elif stay.gone != "reconciled":
+            self.lost.append(row)
+            assert row.crashes >= 3 or not self._may_go_on(row), "it could go on, and nobody let it"
+
+    def _trial(self) -> bool:
+        return any(s.trial and not s.proved for s in self.stays.values())
 
     def _reap_overdue(self, now: float) -> bool:
         unkillable = self.engine is not None and K.UNKILLABLE in self.engine.triggered
@@ -560,7 +611,10 @@ class Oracle:
         assert all(s.proved for s in self.stays.values() if s.gone), "a release is proved in the wake it is heard of"
         assert self.died_now or not self.lost, "engine_lost, and the engine lives"
         assert self.phase in ("starting", "up") or self.told == self.incarnation, "the end of an engine is told"
-        self.died_now, self.lost = False, []
+        for row in self.inside if self.phase != "failed" else ():
+            goes_on = self._may_go_on(row) and row.strikes < 2 and row.crashes < 3
+            assert row.settled is not None or goes_on, "it waits for another engine, and must not"
+        self.died_now, self.lost, self.inside = False, [], []
 
     def _check_nobody_is_overdue(self, now: float) -> None:
         reading = self.ready.at(now)
@@ -579,7 +633,7 @@ class Oracle:
             return
         held = [s for s in self.open_stays() if not s.probe]
         head = next(self.waiting(probe=False), None)
-        if head is not None:
+        if head is not None and not self._trial():
             assert not self._never_fits(head.submission), "what can never fit is refused"
             needs = [s.needs for s in held] + [self.needs.of(head.submission)]
             assert len(held) >= self.running_max or not self.needs.fits(needs), "a sequence waits although it fits"
@@ -646,7 +700,7 @@ class Oracle:
         """Those that may be admitted, in the order in which they must be."""
         rows = (r for r in self.open_rows() if r.cleared and r.submission.probe is probe)
         free = [r for r in rows if r.stay is None or self.stays[r.stay].proved]
-        return iter(sorted(free, key=lambda r: (-r.submission.priority, r.submission.id)))
+        return iter(sorted(free, key=lambda r: (not r.suspect, -r.submission.priority, r.submission.id)))
 
 
 def _plus(at: float, bound: float | None) -> float:

@@ -21,7 +21,7 @@ from boundedgen._core import _deadlines
 from boundedgen._core import _events as ev
 from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Lease
-from boundedgen._core._sequences import Submission
+from boundedgen._core._sequences import Resume, Submission
 from boundedgen.abc import Request
 from boundedgen.testing._clock import VirtualClock
 from boundedgen.testing._faults import Fault, FaultKind
@@ -102,7 +102,7 @@ class GovernorMachine(RuleBasedStateMachine):
             probe_blocks={p.name: 1 for p in POOLS[pools]},
             running_max=running_max,
             max_num_batched_tokens=batch,
-            natural_length=natural_length,
+            natural_length=self._natural_length,
             boot_s=3.0,
             step_s=step_s,
             pipe_s=pipe_s,
@@ -120,6 +120,7 @@ class GovernorMachine(RuleBasedStateMachine):
         self.stopped = False  # the driver does not run
         self.heard: list[ev.Report] = []
         self.poisoned: set[int] = set()
+        self.prompts: dict[int, int] = {}  # tokens, without what follows when one is continued
         self.ids = 0
         self.broken = False
         self._feed(lambda: self.governor.start(self.now))
@@ -200,9 +201,15 @@ class GovernorMachine(RuleBasedStateMachine):
         submission = self.oracle.rows[effect.sequence].submission
         if submission.id in self.poisoned:
             self._the_engine.faults.append(Fault(kind=K.CRASH, stay=effect.stay))
-        config = {"max_new_tokens": submission.max_new_tokens, "num_return_sequences": submission.sequences}
-        request = Request(effect.stay, _prompt(submission), config, effect.deadline)
+        shown = self.oracle.rows[effect.sequence].emitted
+        left = submission.max_new_tokens - len(shown)
+        config = {"max_new_tokens": left, "num_return_sequences": submission.sequences}
+        request = Request(effect.stay, (*_prompt(submission), *shown), config, effect.deadline)
         self._the_engine.admit(request, self.now)
+
+    def _natural_length(self, prompt: Sequence[int]) -> int | None:
+        whole = natural_length(prompt)
+        return None if whole is None else whole - (len(prompt) - self.prompts[prompt[0]])
 
     @property
     def _the_engine(self) -> SimEngine:
@@ -276,6 +283,7 @@ class GovernorMachine(RuleBasedStateMachine):
         which=st.integers(0, 4),
         cleared=st.sampled_from([True, True, True, False]),
         poison=st.sampled_from([False] * 9 + [True]),
+        resume=st.sampled_from(Resume),
     )
     def submit(self, which: int, poison: bool, ttl: float | None, **fields: Any) -> None:
         leases = [i for i in self.oracle.leases if not i.startswith("implicit")]
@@ -313,6 +321,7 @@ class GovernorMachine(RuleBasedStateMachine):
 
     def _submit(self, submission: Submission, now: float) -> None:
         prompt = _prompt(submission)
+        self.prompts[prompt[0]] = len(prompt)
         text = self.model.text(prompt, submission.max_new_tokens)
         ends = "stop" if text[-1] == self.model.eos_token_id else "length"
         self.oracle.submitted(submission, text, ends, now)
