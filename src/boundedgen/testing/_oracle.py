@@ -197,6 +197,7 @@ class Oracle:
             Why.LEASE: row.lease is not None and not row.lease.lease.live,
             Why.ENGINE_LOST: row.running_in is not None,
             Why.ENGINE_FAILED: failed,
+            Why.QUARANTINED: sum(self._kills.values()) > 1,
             Why.CACHE_EXHAUSTED: FaultKind.IGNORE in triggered,
             Why.REJECTED: FaultKind.REFUSE in triggered,
             Why.SHUTDOWN: self.closing,
