@@ -569,9 +569,11 @@ class Oracle:
                 assert other == "cancelled", other
 
     def _check_loss(self, row: Row, stay: StayRow) -> None:
+        if stay.gone == "reconciled":
+            return
         if stay.proved and self.phase == "up":
             assert self._never_fits(row.submission), "it could go on in the engine that came back"
-        elif stay.gone != "reconciled":
+        else:
             self.lost.append(row)
             assert row.crashes >= 3 or not self._may_go_on(row), "it could go on, and nobody let it"
 
