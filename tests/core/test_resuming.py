@@ -202,3 +202,18 @@ def test_a_trial_that_is_cancelled_keeps_the_others_out_until_it_is_gone() -> No
     assert g.admitted()[-1] == suspect
     g.step(stopping=(stay,), released=(ev.Release(stay, 1, 0.1, 0),))
     assert g.admitted()[-1] != suspect
+
+
+def test_one_that_was_not_alone_gets_no_second_strike() -> None:
+    g = lane()
+    first, second = (g.submit(new=4, resume=Resume.ALWAYS) for _ in range(2))
+    g.die(SEGFAULT)
+    back(g)
+    g.step(taken=(g.stay_of(first),), outputs=(ev.Output(g.stay_of(first), (7,)),))
+    assert g.admitted()[-1] == second
+    g.die(SEGFAULT)
+    assert [g.reason(s) for s in (first, second)] == [None, None]
+    assert g.governor.sequences[second].strikes == 1
+    back(g)
+    assert g.admitted()[-1] == second
+    assert g.governor.ledger.held == 1
