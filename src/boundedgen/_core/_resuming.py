@@ -47,9 +47,7 @@ class Resuming(Occupying):
         else:
             sequence.resumed += 1
             self.tally.resumed += 1
-            move(sequence, SequencePhase.WAITING)  # in its old place, once its old stay is GONE
-            if sequence.stay is None:
-                self._enqueue(sequence, now)
+            move(sequence, SequencePhase.WAITING)  # in its old place, once an engine is ready
 
     def _can_go_on(self, sequence: Sequence) -> bool:
         """It may, and there is something left to generate, from a prompt that the engine can take."""
