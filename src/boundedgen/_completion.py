@@ -45,7 +45,7 @@ class Completion:
     first_token_s: float | None  #: seconds from submit; None: there was none
     total_s: float  #: seconds from submit to the end, or to now while it is going on
     resumed: int = 0  #: how often it was taken up again by another engine (`RestartPolicy.resume`)
-    seed: int | None = None  #: that sampling used, given or drawn; None: not sampled
+    seed: int | None = None  #: that sampling began with, given or drawn; None: not sampled
     score: float | None = None  #: the engine's, of the best sequence, when several were asked for; else None
     logprobs: tuple[float, ...] = field(default=(), repr=False)  #: one a token, when asked for
     alternatives: tuple[Alternative, ...] = ()  #: the other sequences asked for, best first

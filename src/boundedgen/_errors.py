@@ -190,7 +190,7 @@ class EngineLost(GenerationError):
 
 @final
 class GenerationQuarantined(GenerationError):
-    """The engine died twice with this generation as the suspect; it is not tried again. Not there yet: none ends so."""
+    """Two engines failed on this generation; it is not tried again (only with `RestartPolicy(resume="continue")`)."""
 
     finish_reason = FinishReason.QUARANTINED
 

@@ -39,12 +39,11 @@ class RestartPolicy:
     forget_after: float = field(default=60.0, converter=_forget_after)
     #: what becomes of the generations that were inside. "fail": they end EngineLost, with their partial output.
     #: "continue": the next engine takes them up again, inside their own deadlines. One that has shown nothing starts
-    #: anew; one that has is sent with its tokens so far, and its stream goes on: greedy, and with
-    #: `INFERENCE_PRECISION_HINT` and `KV_CACHE_PRECISION` f32, `DYNAMIC_QUANTIZATION_GROUP_SIZE` 0, as it would have;
-    #: else with a valid continuation. Beams, several samples, grammars, stop strings and
-    #: penalties cannot be continued once they have shown something (beams and several samples show nothing before they
-    #: end). A generation that is new in the step that an engine fails in is tried apart from the others; one that two
-    #: engines failed on ends QUARANTINED.
+    #: anew. One that has is sent with its tokens so far, and its stream goes on: greedy, and on the CPU with
+    #: `INFERENCE_PRECISION_HINT` and `KV_CACHE_PRECISION` f32 and `DYNAMIC_QUANTIZATION_GROUP_SIZE` 0, as it would
+    #: have, else with a valid continuation. With a grammar, stop strings or a penalty (also one of the model's own
+    #: generation_config.json) it ends EngineLost. What is new in the step that an engine fails in is tried apart from
+    #: the others; what two engines failed on ends QUARANTINED; what was inside of three that failed, EngineLost.
     resume: Literal["fail", "continue"] = "fail"
 
     def __attrs_post_init__(self) -> None:
