@@ -17,10 +17,10 @@ from pathlib import Path
 
 import boundedgen
 from boundedgen import BoundedGenError, FinishReason, GenerationError, Limits, Rejected
+from boundedgen._asking import POLICY_ANSWER
 from boundedgen._core._events import Pulse
 from boundedgen._core._phases import MOVES, EnginePhase, SequencePhase, StayPhase
 from boundedgen._core._watch import ACK_STEPS, FIRST_STEPS, step_budget
-from boundedgen._driver import POLICY_ANSWER
 from boundedgen.testing import FaultKind
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,9 +27,9 @@ from boundedgen import (
     RestartPolicy,
     SchedulerStats,
 )
+from boundedgen._asking import POLICY_ANSWER
 from boundedgen._core._events import Pulse
 from boundedgen._core._watch import FIRST_STEPS, step_budget
-from boundedgen._driver import POLICY_ANSWER
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from boundedgen import _forks
 from boundedgen._aside import logger
+from boundedgen._asking import Asking
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
@@ -28,7 +29,6 @@ from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
 
 _HOW_LOST = {ev.Cause.CLOSE: "ended", ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
-POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
 class Driver:
@@ -48,14 +48,12 @@ class Driver:
         self.failure: BaseException | None = None
         self._host = host
         self._limits = limits
-        self._restart = restart
         self._clock = runtime
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._aside = runtime.aside("boundedgen-aside")
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
-        self._policy_due: float | None = None
-        self._asked: ev.DecideRestart | None = None
+        self.asking = Asking(restart, self._aside.run, lambda delay: self.post("restart", delay))
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
@@ -211,9 +209,7 @@ class Driver:
         while not self._evidence.end_leases(now):
             self._take_commands(now)  # each round needs a renewal that was not there in the last one
         self._evidence.judge_readers(now)
-        if self._policy_due is not None and now >= self._policy_due:
-            self._policy_due = self._asked = None
-            self.post("restart", RestartPolicy().delay(self.governor.life.failures, 0.0))
+        self.asking.tick(self.governor.life.failures, now)
 
     # --- effects -------------------------------------------------------------------------------------------------
 
@@ -236,7 +232,7 @@ class Driver:
             case ev.Lost():
                 self._lost(effect)
             case ev.DecideRestart():
-                self._decide_restart(effect, now)
+                self.asking.ask(effect, now)
             case ev.EndLease():
                 self._end_lease(effect)
             case ev.Became():
@@ -297,23 +293,6 @@ class Driver:
         if not self.leaving.spare(self, effect, now):
             self._on_link(effect.incarnation, lambda link: link.kill())
 
-    def _decide_restart(self, effect: ev.DecideRestart, now: float) -> None:
-        """Ask the user's strategies aside; if they do not answer in time, the default ones have."""
-        self._policy_due, self._asked = now + POLICY_ANSWER, effect
-        since = now - effect.since
-
-        def ask() -> None:
-            try:
-                delay = self._restart.delay(effect.failures, since)
-            except Exception:
-                logger.exception("RestartPolicy's strategy raised; the default one decides")
-                delay = RestartPolicy().delay(effect.failures, since)
-            if self._asked is effect:  # an answer that comes too late is none to a later question
-                self._policy_due = self._asked = None
-                self.post("restart", delay)
-
-        self._aside.run(ask)
-
     def _end_lease(self, effect: ev.EndLease) -> None:
         cell = self.cells.pop(effect.lease, None)
         if cell is not None:
@@ -331,7 +310,7 @@ class Driver:
 
     def _publish(self, now: float) -> float | None:
         wakeup = self.governor.next_wakeup()
-        others = (self._evidence.next(), self._policy_due, self.leaving.until)
+        others = (self._evidence.next(), self.asking.due, self.leaving.until)
         timers = [at for at in (wakeup, *others) if at is not None]
         wakeup = min(timers, default=None)
         changed = self.snapshot.state

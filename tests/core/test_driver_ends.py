@@ -170,9 +170,9 @@ def test_an_answer_of_the_restart_policy_that_comes_too_late_is_none_to_the_next
         engine.clock.skip(30)
         until(lambda: len(engine.links) == 2)
         pipeline.wait_ready(20)
-        pipeline._driver._policy_due = None
+        pipeline._driver.asking.due = None
         engine.link.tell(ev.Exited(2, -11, ""))
-        until(lambda: pipeline._driver._asked is not None)
+        until(lambda: pipeline._driver.asking.asked is not None)
         gate.set()
         until(lambda: len(engine.links) == 3)
         assert pipeline.health().state is not b.HealthState.FAILED

@@ -55,7 +55,7 @@ def a_day(pipeline: b.BoundedPipeline, engine: HandEngine, seed: int) -> None:
                     if lease.live and rng.random() < 0.5:
                         lease.renew()
             case 5:
-                until(lambda: pipeline._driver._policy_due is None)  # or the default would decide in its stead
+                until(lambda: pipeline._driver.asking.due is None)  # or the default would decide in its stead
                 engine.clock.skip(rng.uniform(0, 4))
             case 6:
                 engine.link.progress()
