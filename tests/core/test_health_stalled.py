@@ -1,6 +1,6 @@
 """STALLED, as health tells it before any watchdog has acted: a step over its budget, a driver that is late."""
 
-from core.hand_engine import held_up, lane
+from core.hand_engine import held_up, lane, until
 
 from boundedgen import HealthState
 from boundedgen._core import _events as ev
@@ -26,6 +26,7 @@ def test_a_driver_that_does_not_come_to_its_wake_is_late_then_stalled_then_not_l
     with lane() as (pipeline, engine):
         generation = pipeline.submit("x", max_new_tokens=8)
         engine.stay()
+        until(lambda: pipeline.stats().running)  # published, with the wake-up that is to be missed
         with held_up(engine):
             assert pipeline.health().ready
             engine.clock.skip(5)
