@@ -88,7 +88,7 @@ class Driver:
         self.over = True
         now = self._clock.now()
         self.snapshot = evolve(
-            self.snapshot, at=now, expected=None, state="closed", state_since=now, reason=self.foreign
+            self.snapshot, at=now, expected=None, state="closed", state_since=now, reason=self.foreign, failed=False
         )
 
     def submit(self, flow: Flow) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, final
 
@@ -326,3 +326,30 @@ class _Stream:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+def outcomes(generations: Iterable[Generation], *, return_errors: bool) -> list[Completion | BoundedGenError]:
+    """What each comes to, in order. An error is raised, or stands in its place; leaving early cancels the rest."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(generation) for generation in generations]
+        return [_outcome(generation, return_errors) for generation in held]
+
+
+async def aoutcomes(generations: Iterable[Generation], *, return_errors: bool) -> list[Completion | BoundedGenError]:
+    """`outcomes` for a coroutine."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(generation) for generation in generations]
+        found = []
+        for generation in held:
+            await generation.wait()
+            found.append(_outcome(generation, return_errors))
+        return found
+
+
+def _outcome(generation: Generation, return_errors: bool) -> Completion | BoundedGenError:
+    try:
+        return generation.result()
+    except BoundedGenError as error:
+        if return_errors:
+            return error
+        raise

@@ -179,7 +179,7 @@ def health_of(driver: Driver, limits: Limits, *, tokenizer_ready: bool, now: flo
         reason=reason,
         since_s=max(0.0, now - snapshot.state_since),
         incarnation=snapshot.incarnation,
-        error=error_of(driver, snapshot) if state is HealthState.FAILED else None,
+        error=error_of(driver, snapshot) if snapshot.failed or state is HealthState.FAILED else None,
         retry_after_s=_retry_after(state, snapshot, now),
         findings=() if facts is None else facts.findings,
         driver_alive=driver.over or (driver.alive() and behind < FAR_BEHIND),
@@ -206,7 +206,7 @@ def retry_after_s(snapshot: Snapshot, now: float) -> float:
 
 
 def error_of(driver: Driver, snapshot: Snapshot) -> BoundedGenError:
-    """The typed cause of FAILED."""
+    """The typed cause of having FAILED."""
     if driver.failure is not None:
         return EngineFailed(f"the driver failed: {driver.failure!r}; please report this")
     kind = "" if snapshot.death is None else snapshot.death.kind

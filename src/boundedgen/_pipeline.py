@@ -17,7 +17,7 @@ from boundedgen._call import Call
 from boundedgen._completion import Completion
 from boundedgen._driver import Driver
 from boundedgen._errors import BoundedGenError, EngineUnavailable
-from boundedgen._generation import Generation, refuse_to_block
+from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
@@ -40,9 +40,10 @@ class BoundedPipeline:
     The constructor checks its arguments (TypeError and ValueError name the wrong one), starts the engine in a child
     process and returns; `with` and `async with` wait until it is ready (at most `Limits.boot`, 300 s) and raise
     ModelLoadFailed, DeviceUnavailable or EngineFailed. Leaving closes: after a normal exit with a drain of
-    `Limits.drain` (30 s), after an exception at once. Every method may be called from any thread; those that wait,
-    except `close`, refuse to block a running event loop (RuntimeError) and name the awaitable one. The first four
-    arguments are those of `openvino_genai.ContinuousBatchingPipeline`:
+    `Limits.drain` (30 s), after an exception at once; if the lane has FAILED, a normal exit raises `health().error`, so
+    that a server does not end as if all were well. Every method may be called from any thread; those that wait, except
+    `close`, refuse to block a running event loop (RuntimeError) and name the awaitable one. The first four arguments
+    are those of `openvino_genai.ContinuousBatchingPipeline`:
 
     - `models_path`: a folder with an OpenVINO model, or a GGUF file.
     - `scheduler_config`: an `openvino_genai.SchedulerConfig` or a mapping of its fields. With neither `num_kv_blocks`
@@ -201,11 +202,8 @@ class BoundedPipeline:
         with `return_errors`, it stands in its place.
         """
         refuse_to_block("'await pipeline.agenerate_many(…)'")
-        with contextlib.ExitStack() as stack:
-            generations = self._serving.submit_all(calls_of(prompts, generation_config, arguments))
-            for generation in generations:
-                stack.enter_context(generation)
-            return [_outcome(generation, return_errors) for generation in generations]
+        calls = calls_of(prompts, generation_config, arguments)
+        return outcomes(self._serving.submit_all(calls), return_errors=return_errors)
 
     async def agenerate_many(
         self,
@@ -217,15 +215,9 @@ class BoundedPipeline:
     ) -> list[Completion | BoundedGenError]:
         """`generate_many` for a coroutine: the same `prompts`, `generation_config`, `return_errors`, `arguments`."""
         calls = calls_of(prompts, generation_config, arguments)
-        with contextlib.ExitStack() as stack:
-            generations = await self._runtime.offload(self._serving.submit_all, calls)
-            for generation in generations:
-                stack.enter_context(generation)
-            outcomes = []
-            for generation in generations:
-                await generation.wait()
-                outcomes.append(_outcome(generation, return_errors))
-            return outcomes
+        return await aoutcomes(
+            await self._runtime.offload(self._serving.submit_all, calls), return_errors=return_errors
+        )
 
     # --- leases --------------------------------------------------------------------------------------------------
 
@@ -331,7 +323,8 @@ class BoundedPipeline:
         With `drain` 0, the default, everything is settled at once. During a drain what waits is still admitted, bounds,
         leases and watchdogs hold, and an engine that dies is not replaced.
 
-        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too.
+        Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too,
+        and raises nothing if the lane has failed.
         """
         patience = self._begin_to_close(drain)
         if not self._driver.foreign:
@@ -364,6 +357,7 @@ class BoundedPipeline:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(self._limits.drain if kind is None else 0)
+        self._own_up(kind)
 
     async def __aenter__(self) -> BoundedPipeline:
         try:
@@ -375,6 +369,13 @@ class BoundedPipeline:
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         await self.aclose(self._limits.drain if kind is None else 0)
+        self._own_up(kind)
+
+    def _own_up(self, raised: type[BaseException] | None) -> None:
+        """A lane that failed does not end well, whenever that was; what was raised already is not masked."""
+        error = self.health().error
+        if error is not None and raised is None:
+            raise error
 
     def __del__(self) -> None:
         driver: Driver | None = getattr(self, "_driver", None)
@@ -387,12 +388,3 @@ class BoundedPipeline:
 
     def __repr__(self) -> str:
         return f"<BoundedPipeline {self._driver.snapshot.state}>"
-
-
-def _outcome(generation: Generation, return_errors: bool) -> Completion | BoundedGenError:
-    try:
-        return generation.result()
-    except BoundedGenError as error:
-        if return_errors:
-            return error
-        raise

@@ -19,6 +19,7 @@ class Snapshot:
     state: str
     state_since: float
     reason: str
+    failed: bool  #: it gave up; also once it is closed
     incarnation: int
     facts: EngineFacts | None
     capacity: Capacity | None
@@ -75,6 +76,7 @@ class Gauges:
             state=self._state[0],
             state_since=self._state[1],
             reason=governor.reason(),
+            failed=bool(governor.failed_because),
             incarnation=life.incarnation,
             facts=life.facts,
             capacity=governor.capacity,

@@ -138,7 +138,7 @@ class Health:
     reason: str  #: why, in words; empty where there is nothing to say
     since_s: float  #: how long `state` has been so; STALLED: since READY began
     incarnation: int  #: number of the engine's life, from 1
-    error: BoundedGenError | None  #: the typed cause of FAILED; None in every other state
+    error: BoundedGenError | None  #: the typed cause of FAILED, also once that is CLOSED; None: it has not failed
     retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
     driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind

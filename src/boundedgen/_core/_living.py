@@ -23,7 +23,7 @@ CRASHES = {4: " (SIGILL)", 6: " (SIGABRT)", 7: " (SIGBUS)", 8: " (SIGFPE)", 11: 
 
 class Living(Resuming):
     _state = ""
-    failed_because = ""
+    failed_because = ""  # empty: it has not failed
     _parting: Death | None = None  # the engine is lost, and those inside are not answered yet
     _to_kill = False
 
@@ -37,7 +37,7 @@ class Living(Resuming):
     def reason(self) -> str:
         """Why it is in this state, in words; empty: nothing went wrong."""
         why = self.life.why()
-        if self.life.phase is not EnginePhase.FAILED:
+        if not self.failed_because:
             return why
         death = self.life.death
         known = death is None or not why or death.detail == self.failed_because
@@ -152,8 +152,8 @@ class Living(Resuming):
         """Give up: everything is settled, and nothing is accepted any more."""
         move(self.life, EnginePhase.FAILED)
         self.life.respawn_at = None
-        self.failed_because = detail
-        self._settle_all(Why.ENGINE_FAILED, now, detail)
+        self.failed_because = detail or "nobody said why"
+        self._settle_all(Why.ENGINE_FAILED, now, self.failed_because)
         self._became()
 
     def _live_on(self, now: float) -> None:
