@@ -82,7 +82,7 @@ class Flow:
         if not shown:
             return Request(effect.stay, self.prompt, self.config, effect.deadline)
         prompt = [*self.prompt, *self.token_ids]
-        return Request(effect.stay, prompt, after(self.config, shown, effect.resumed), effect.deadline)
+        return Request(effect.stay, prompt, after(self.config, shown, effect.resumed), effect.deadline, shown)
 
     def wait_again(self, effect: Prove) -> None:
         """The engine let go of it, and it is not over: that is no reclamation yet."""

@@ -51,10 +51,10 @@ _NOT_WITH_GRAMMAR: Final[Mapping[str, Any]] = {
 }
 
 #: What looks back at the generated text, and would begin anew with a continuation; and the value that switches it off.
+#: Stop strings do not: what an engine has shown is behind the window that it looks at (see _engine/_cut_stops.py). Nor
+#: does repetition_penalty: the engine counts the prompt too, each token once.
 _NOT_CONTINUED: Final[Mapping[str, Any]] = {
     "structured_output_config": None,
-    "stop_strings": None,
-    "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "no_repeat_ngram_size": None,

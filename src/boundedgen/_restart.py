@@ -41,9 +41,10 @@ class RestartPolicy:
     #: "continue": the next engine takes them up again, inside their own deadlines. One that has shown nothing starts
     #: anew. One that has is sent with its tokens so far, and its stream goes on: greedy, and on the CPU with
     #: `INFERENCE_PRECISION_HINT` and `KV_CACHE_PRECISION` f32 and `DYNAMIC_QUANTIZATION_GROUP_SIZE` 0, as it would
-    #: have, else with a valid continuation. With a grammar, stop strings or a penalty (also one of the model's own
-    #: generation_config.json) it ends EngineLost. What is new in the step that an engine fails in is tried apart from
-    #: the others; what two engines failed on ends QUARANTINED; what was inside of three that failed, EngineLost.
+    #: have, else with a valid continuation. With a grammar, presence_penalty or frequency_penalty (also one of the
+    #: model's own generation_config.json) it ends EngineLost. What is new in the step that an engine fails in is tried
+    #: apart from the others; what two engines failed on ends QUARANTINED; what was inside of three that failed,
+    #: EngineLost.
     resume: Literal["fail", "continue"] = "fail"
 
     def __attrs_post_init__(self) -> None:

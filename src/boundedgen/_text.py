@@ -78,10 +78,7 @@ class GenAITokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens. Bytes that are no character become U+FFFD, or nothing (GGUF: engine's doing)."""
-        try:
-            return str(self._inner.decode(list(token_ids), skip_special_tokens=True))
-        except UnicodeDecodeError as error:  # converted without a UTF-8 mode: the exception carries all bytes
-            return error.object.decode("utf-8", "replace")
+        return decoded(self._inner, token_ids)
 
     def render(
         self,
@@ -124,6 +121,14 @@ class GenAITokenizer:
         words = next((literal for _, literal in written if literal and literal in text), "")
         said = f": {words}" if words else "; check their roles, their order and their content"
         return f"prompt: the model's chat template refused these {count} messages{said}"
+
+
+def decoded(inner: Any, token_ids: Sequence[int]) -> str:
+    """By an `openvino_genai.Tokenizer`; see GenAITokenizer.decode."""
+    try:
+        return str(inner.decode(list(token_ids), skip_special_tokens=True))
+    except UnicodeDecodeError as error:  # converted without a UTF-8 mode: the exception carries all bytes
+        return error.object.decode("utf-8", "replace")
 
 
 def _load(path: Path, properties: dict[str, Any]) -> Any:

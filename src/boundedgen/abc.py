@@ -28,6 +28,7 @@ class Request:
     prompt: Sequence[int]  #: token ids
     config: Mapping[str, Any]  #: GenerationConfig fields, JSON types; complete (max_new_tokens and rng_seed are set)
     deadline: float  #: monotonic instant; the child stops it then by itself
+    shown: int = 0  #: of a generation that is continued: so many at the end of `prompt` are its own, from before
 
 
 class EngineLink(Protocol):

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from boundedgen._core._events import Emit, Prove, SequenceResult, Settle
+from boundedgen._core._events import Admit, Emit, Prove, SequenceResult, Settle
 from boundedgen._core._sequences import Submission
 from boundedgen._door import Place
 from boundedgen._flow import Flow
 from boundedgen._text import TextStream
+from boundedgen.abc import Request
 from boundedgen.testing._sim_host import SimTokenizer
 
 A, B = 3 + ord("a"), 3 + ord("b")
@@ -228,3 +229,12 @@ def test_a_reader_and_the_driver_at_full_speed_lose_nothing() -> None:
     scene.settle()
     thread.join(30)
     assert taken == sent
+
+
+def test_the_next_engine_is_asked_for_what_is_left_and_told_which_tokens_were_shown() -> None:
+    config = {"max_new_tokens": 8, "min_new_tokens": 3, "rng_seed": 7}
+    scene = Scene(config)
+    assert scene.flow.request(Admit(1, 5, 1, 60.0)) == Request(5, [1, 2, 3], config, 60.0)
+    scene.emit(A, B)
+    left = {"max_new_tokens": 6, "min_new_tokens": 1, "rng_seed": 8}
+    assert scene.flow.request(Admit(2, 9, 1, 60.0, resumed=1)) == Request(9, [1, 2, 3, A, B], left, 60.0, shown=2)

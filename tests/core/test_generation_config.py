@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boundedgen._bounds import Limits
+from boundedgen._core._sequences import Resume
 from boundedgen._errors import InvalidRequest
 from boundedgen._generation_config import (
     generation_fields,
     messages,
     results_of,
+    resume_of,
     sequences_of,
     streams,
     token_ids,
@@ -343,6 +345,23 @@ def test_the_engine_holds_all_beams_or_all_samples_and_only_one_sequence_streams
 ) -> None:
     got = fields(given)
     assert (sequences_of(got), results_of(got), streams(got)) == (held, back, held == 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "resume"),
+    [
+        ({}, Resume.ALWAYS),
+        ({"do_sample": True, "repetition_penalty": 1.2, "stop_strings": ["a"]}, Resume.ALWAYS),
+        ({"do_sample": True, "presence_penalty": 0.5}, Resume.UNSEEN),
+        ({"do_sample": True, "frequency_penalty": -0.5}, Resume.UNSEEN),
+        ({"structured_output_config": {"regex": "a*"}}, Resume.UNSEEN),
+        ({"num_beams": 2}, Resume.UNSEEN),
+    ],
+)
+def test_what_looks_back_at_its_output_is_not_continued_once_something_was_shown(
+    given: dict[str, Any], resume: Resume
+) -> None:
+    assert resume_of(fields(given)) is resume
 
 
 SANE = st.fixed_dictionaries(

@@ -1,9 +1,12 @@
 """Experiments on the raw engine that hold for every model. Each returns plain data; the tests judge it."""
 
+import itertools
 import os
 import pickle
+import random
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -392,6 +395,53 @@ def continued(cuts: list[int]) -> list[bool]:
     whole = finish(pipe, add(pipe, 1, prompt, 32))[0]
     again = pipeline(num_kv_blocks=64)
     return [finish(again, add(again, cut, prompt + whole[:cut], 32 - cut))[0] == whole[cut:] for cut in cuts]
+
+
+def _stops(prompt: list[int], new: int, pipe: Any, request: Iterator[int], **fields: Any) -> list[list[int]]:
+    """What a greedy request shows, step by step."""
+    handle = add(pipe, next(request), prompt, new, include_stop_str_in_output=True, **fields)
+    shown: list[list[int]] = []
+    while pipe.has_non_finished_requests():
+        pipe.step()
+        shown.append(raw.unread(handle))
+    return shown
+
+
+def withheld(string: str) -> tuple[int, list[int]]:
+    """Tokens that a stop string which never comes is encoded to; numbers of tokens shown after each step."""
+    pipe = raw.shared(num_kv_blocks=64)
+    window = pipe.get_tokenizer().encode(string, add_special_tokens=False).input_ids.shape[1]
+    return window, [len(ids) for ids in _stops(raw.ids(20), 12, pipe, itertools.count(1), stop_strings={string})]
+
+
+def continued_with_stops(seed: int, new: int, tries: int) -> dict[str, int]:
+    """Greedy runs that end at a stop string, each continued after every token that it shows before the end."""
+    pipe, request, draw = raw.shared(num_kv_blocks=64), itertools.count(1), random.Random(seed)
+    decode, prompt = pipe.get_tokenizer().decode, raw.ids(20, seed)
+    whole = list(itertools.chain(*_stops(prompt, new, pipe, request)))
+    text, seen = decode(whole), {"stopped": 0, "cuts": 0, "equal": 0, "multibyte": 0}
+    multibyte = [at for at, c in enumerate(text) if not c.isascii() and c != "\ufffd"]
+    for number in range(tries):
+        length = draw.choice([1, 2, 3, 5])
+        at = draw.choice(multibyte) - draw.randrange(length) if number % 3 == 0 else draw.randrange(len(text))
+        strings = {text[max(0, at) :][:length], "zq~~~~"[: draw.randint(3, 6)]}
+        steps = _stops(prompt, new, pipe, request, stop_strings=strings)
+        ids = list(itertools.chain(*steps))
+        seen["stopped"] += len(ids) < new
+        seen["multibyte"] += any(c in text[at : at + length] for c in (text[m] for m in multibyte))
+        for cut in range(1, len(list(itertools.chain(*steps[:-1]))) + 1):
+            rest = _stops(prompt + ids[:cut], new - cut, pipe, request, stop_strings=strings)
+            seen["cuts"] += 1
+            seen["equal"] += ids[:cut] + list(itertools.chain(*rest)) == ids
+    return seen
+
+
+def continued_with_penalty(name: str, value: float, cuts: list[int]) -> tuple[bool, list[bool]]:
+    """Whether a penalty changes a greedy run, and whether continuing that run gives its rest."""
+    pipe, prompt = raw.shared(num_kv_blocks=64), raw.ids(20, 1)
+    whole, plain = finish(pipe, add(pipe, 1, prompt, 40, **{name: value}), add(pipe, 2, prompt, 40))
+    rests = [finish(pipe, add(pipe, 3 + c, prompt + whole[:c], 40 - c, **{name: value}))[0] for c in cuts]
+    return whole != plain, [rest == whole[c:] for c, rest in zip(cuts, rests, strict=True)]
 
 
 def unbounded_cache() -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine import _findings, _genai, _pools
@@ -77,6 +79,39 @@ def test_by_count_a_finished_stay_is_gone_a_step_later_and_newcomers_do_not_hide
     counting.step()
     assert first.released()
     assert [stay.released() for stay in newcomers] == [False] * 4
+
+
+# --- continued generations ---------------------------------------------------------------------------------------
+
+
+def answer(engine: _genai.GenAIEngine, asked: Request) -> tuple[list[int], str]:
+    """The tokens that it shows, and why it ended; until the engine proves that it let go of it."""
+    stay, ids, why = engine.add(asked), list[int](), ""
+    while not why:
+        engine.step()
+        fresh, _, why = stay.collect()
+        ids += fresh
+    engine.step()
+    assert stay.released()
+    return ids, why
+
+
+def test_a_stop_string_that_begins_before_the_cut_of_a_generation_ends_it_where_it_ends() -> None:
+    """No engine can have shown so much of it; but what it withheld may come otherwise now, and so may complete it."""
+    engine = _genai.load(spec("plain", num_kv_blocks=64))
+    prompt, stays = [5, 6, 7], itertools.count(2)
+    whole, _ = answer(engine, request(1, prompt, max_new_tokens=120))
+    decode = engine._pipeline.get_tokenizer().decode
+    cuts = [cut for cut in range(8, 100) if decode(whole[cut - 2 : cut + 1]).isascii()]
+    assert len(cuts) > 3
+    assert "~" not in decode(whole)
+    for cut in cuts:
+        fields = {"stop_strings": [decode(whole[cut - 2 : cut + 1]), "~"], "max_new_tokens": 120 - cut}
+        asked = request(next(stays), prompt + whole[:cut], include_stop_str_in_output=True, **fields)
+        missed, _ = answer(engine, asked)
+        assert len(missed) > 1
+        again = evolve(asked, stay=next(stays), shown=cut)
+        assert answer(engine, again) == (whole[cut : cut + 1], "stop")
 
 
 # --- boots that cannot succeed -----------------------------------------------------------------------------------

@@ -239,6 +239,39 @@ def test_prompt_and_tokens_so_far_continue_a_greedy_generation_identically_in_f3
     assert lab.run(engine.continued, [1, 5, 12, 13, 20, 31]) == [True] * 6
 
 
+@pytest.mark.parametrize("string", ["~", "~~", "~~~~~"])
+def test_as_many_tokens_as_the_longest_stop_string_has_are_withheld_until_the_end(lab: Lab, string: str) -> None:
+    window, shown = lab.run(engine.withheld, string)
+    assert window == len(string)
+    assert shown == [0] * window + [1] * (11 - window) + [1 + window]
+
+
+def test_with_stop_strings_a_greedy_generation_is_continued_identically_after_every_token_that_it_shows(
+    lab: Lab,
+) -> None:
+    """As what it has shown, it has looked at, with all that was withheld behind it. Also where characters are cut."""
+    seen = lab.run(engine.continued_with_stops, 10, 40, 12)
+    assert seen["stopped"] >= 8
+    assert seen["multibyte"] >= 4
+    assert seen["equal"] == seen["cuts"] > 100
+
+
+@pytest.mark.parametrize("value", [0.7, 1.3, 2.0])
+def test_repetition_penalty_counts_the_prompt_so_that_a_generation_is_continued_identically(
+    lab: Lab, value: float
+) -> None:
+    differs, equal = lab.run(engine.continued_with_penalty, "repetition_penalty", value, [1, 5, 12, 20, 33, 39])
+    assert differs
+    assert all(equal)
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_presence_and_frequency_penalties_count_the_output_only(lab: Lab, name: str) -> None:
+    differs, equal = lab.run(engine.continued_with_penalty, name, 1.0, [5, 12, 20, 33])
+    assert differs
+    assert not all(equal)
+
+
 # --- hybrid models ---------------------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
+from functools import partial
+from typing import Any
 
 import pytest
 from attrs import evolve
 from process.lanes import AT_ONCE, MODELS, at_rest, engine_pid, kill, until
 
-from boundedgen import BoundedPipeline, Bounds, EngineLost, FinishReason, RestartPolicy
+from boundedgen import BoundedPipeline, Bounds, EngineLost, FinishReason, Generation, RestartPolicy
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -49,6 +51,30 @@ def test_a_greedy_stream_that_was_cut_and_continued_is_the_uninterrupted_one(mod
         stats = pipeline.stats()
         assert (stats.restarts_total, stats.resumed_total, stats.quarantined_total) == (times, times, 0)
         assert stats.finished_total["length"] == times + len(PROMPTS)
+        at_rest(pipeline)
+
+
+def _shows(generation: Generation, tokens: int) -> bool:
+    return len(generation.partial.token_ids) >= tokens
+
+
+def test_with_stop_strings_and_a_repetition_penalty_it_ends_where_the_uninterrupted_one_does() -> None:
+    draw = random.Random(20261201)
+    with lane() as pipeline:
+        for length, include, penalty in ((1, False, 1.0), (5, True, 1.3)):
+            fields: dict[str, Any] = {"max_new_tokens": TOKENS, "repetition_penalty": penalty, "ignore_eos": True}
+            plain = pipeline.generate(PROMPTS[0], **fields).text
+            stop = next(s for at in range(150, 400) if plain.find(s := plain[at : at + length]) == at)
+            fields |= {"stop_strings": [stop, "~ZQ~"], "include_stop_str_in_output": include}
+            whole = pipeline.generate(PROMPTS[0], **fields)
+            assert whole.text == plain[: plain.index(stop) + (len(stop) if include else 0)]
+            at = draw.randrange(1, whole.completion_tokens - 40)
+            generation = pipeline.submit(PROMPTS[0], **fields)
+            until(partial(_shows, generation, at))
+            kill(engine_pid(pipeline))
+            found = generation.result(60)
+            assert (found.resumed, found.finish_reason) == (1, FinishReason.STOP)
+            assert (found.text, found.token_ids) == (whole.text, whole.token_ids)
         at_rest(pipeline)
 
 

@@ -91,7 +91,7 @@ facts = st.builds(
 )
 words: st.SearchStrategy[Word] = st.one_of(
     st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),
-    st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds),
+    st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds, ids),
     st.builds(Halt, ids),
     st.builds(Hello, st.just(INCARNATION), seconds, ids),
     st.builds(Ready, st.just(INCARNATION), facts),

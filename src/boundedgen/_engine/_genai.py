@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -21,9 +21,11 @@ import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
 from boundedgen._core._events import EngineFacts, SequenceResult
 from boundedgen._engine import _pools
+from boundedgen._engine._cut_stops import CutStops
 from boundedgen._engine._devices import diagnose, preflight
 from boundedgen._engine._findings import untested
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
+from boundedgen._text import decoded
 from boundedgen.abc import Request
 
 _RUNNING = genai.GenerationStatus.RUNNING
@@ -69,6 +71,7 @@ class Stay(EngineStay):
 
     def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any], census: Census | None) -> None:
         self._handle = handle
+        self.cut_stops: CutStops | None = None  #: of one that is continued
         self._census = census
         if census is not None:
             census.inside.add(self)
@@ -81,6 +84,9 @@ class Stay(EngineStay):
 
     def collect(self) -> tuple[list[int], list[float], str]:
         ids, probs = self._read() if self._single else ([], [])
+        if self.cut_stops is not None and (end := self.cut_stops.end_in(ids)) is not None:
+            self.stop()
+            return ids[:end], probs[:end], "stop"
         if ids and self._reason == _NONE:
             return ids, probs, ""
         return ids, probs, self._why()
@@ -195,7 +201,15 @@ class GenAIEngine:
         return self._step_tokens
 
     def add(self, request: Request) -> EngineStay:
-        return self._add(request.stay, request.prompt, request.config)
+        stay = self._add(request.stay, request.prompt, request.config)
+        if request.shown and request.config.get("stop_strings"):
+            stay.cut_stops = self._cut_stops(request.prompt[-request.shown :], request.config["stop_strings"])
+        return stay
+
+    def _cut_stops(self, shown: Sequence[int], strings: Sequence[str]) -> CutStops:
+        tokenizer = self._pipeline.get_tokenizer()
+        window = max(tokenizer.encode(s, add_special_tokens=False).input_ids.shape[1] for s in strings)
+        return CutStops(lambda ids: decoded(tokenizer, ids), shown, strings, window)
 
     def _add(self, stay: int, prompt: Any, config: Mapping[str, Any]) -> Stay:
         ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))

@@ -331,13 +331,13 @@ def _to_hello(incarnation: int, v: Any) -> Hello:
 
 
 def _to_request(incarnation: int, v: Any) -> Request:
-    stay, deadline, config, prompt = _list(v)
-    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline))
+    stay, deadline, config, prompt, shown = _list(v)
+    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown))
 
 
 _ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
     Boot: (1, lambda e: dict(e.spec)),
-    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt)]),
+    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown]),
     Halt: (3, lambda e: e.stay),
     Hello: (16, lambda e: [e.at, e.pid]),
     Ready: (17, _from_ready),
