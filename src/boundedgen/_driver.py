@@ -302,6 +302,9 @@ class Driver:
         self._gauges.became(effect.state, now)
         level = {"recovering": logging.WARNING, "failed": logging.ERROR}.get(effect.state, logging.INFO)
         self.log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
+        facts = self.governor.life.facts
+        for finding in facts.findings if facts is not None and effect.state == "ready" else ():
+            self.log(logging.WARNING, "engine %d: %s", self.governor.life.incarnation, finding)
 
     def log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
         self._aside.run(lambda: logger.log(level, message, *args, exc_info=error))

@@ -6,7 +6,8 @@ import pickle
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,29 @@ def greedy(device: str = "CPU", model: str = raw.PLAIN, properties: dict[str, st
     """Tokens of a few greedy requests that run together."""
     pipe = shared(model, device, properties, num_kv_blocks=64, max_num_seqs=4)
     return finish(pipe, *(add(pipe, i, length, 12) for i, length in enumerate((1, 15, 40))))
+
+
+def greedy_with_cache(
+    folder: str, damage: str, device: str = "CPU", properties: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Greedy tokens of a pipeline that found every file in CACHE_DIR damaged, and the sizes that it left them with."""
+    for path in Path(folder).iterdir():
+        path.chmod(0o600)
+        path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    chosen = {**(raw.F32 if properties is None else properties), "CACHE_DIR": folder}
+    pipe = pipeline(device=device, properties=chosen, num_kv_blocks=16)
+    return {
+        "tokens": finish(pipe, add(pipe, 1, 15, 12))[0],
+        "sizes": [path.stat().st_size for path in sorted(Path(folder).iterdir())],
+    }
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "none": bytes,
+    "empty": lambda _: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "garbage": lambda whole: random.Random(39).randbytes(len(whole)),
+}
 
 
 def continued(cuts: list[int]) -> list[bool]:

@@ -201,6 +201,13 @@ def test_a_gguf_file_cut_short_crashes_the_constructor(lab: Lab, tmp_path: Path)
     assert died.value.signal in (signal.SIGSEGV, signal.SIGBUS)
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+def test_a_damaged_compile_cache_changes_nothing_on_the_cpu(lab: Lab, damage: str, tmp_path: Path) -> None:
+    sound = lab.run(engine.greedy_with_cache, str(tmp_path), "none")
+    assert len(sound["sizes"]) == 1
+    assert lab.run(engine.greedy_with_cache, str(tmp_path), damage) == sound
+
+
 # --- what a caller sees ----------------------------------------------------------------------------------------------
 
 

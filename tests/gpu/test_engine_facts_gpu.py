@@ -3,7 +3,9 @@
 It says nothing about real GPU hardware, its speed or its memory.
 """
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from genai import experiments as engine
@@ -63,3 +65,15 @@ def test_the_environment_alone_makes_the_device_appear(lab: Lab) -> None:
     assert "emulated" in lab.run(engine.device_name)
     with laboratory() as bare:
         assert "emulated" not in bare.run(engine.device_name)
+
+
+def test_kernels_cut_short_in_the_compile_cache_make_every_load_fail(
+    lab: Lab, gpu_properties: dict[str, str], tmp_path: Path
+) -> None:
+    """What a kill in mid-compile can leave: kernels, the last one half-written, and no blob of the whole model yet."""
+    lab.run_within(200, engine.greedy, "GPU", PLAIN, gpu_properties)
+    for kernels in Path(gpu_properties["CACHE_DIR"]).glob("*.cl_cache"):
+        shutil.copy(kernels, tmp_path)
+    for damage in ("cut", "none"):  # and what was cut stays as it is
+        with pytest.raises(AssertionError, match=r"\[GPU\] Failed to create program"):
+            lab.run_within(200, engine.greedy_with_cache, str(tmp_path), damage, "GPU", gpu_properties)

@@ -3,7 +3,9 @@
 It says nothing about real GPU hardware, its speed or its memory.
 """
 
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,17 @@ def test_a_hybrid_keeps_its_engine_and_every_request_under_mixed_traffic(emulate
         stats = at_rest(pipeline)
         assert (stats.requeued_total, stats.ghosts_total, stats.forgotten_total) == (0, 0, 0)
         assert [pool.blocks_total for pool in stats.pools] == [16, 4]
+
+
+@pytest.mark.skipif("BOUNDEDGEN_KILLS" not in os.environ, reason="compiles all kernels anew; nox -s deep sets it")
+def test_field_report_39_the_start_after_one_that_failed_with_half_a_kernel_in_the_cache_is_ready(
+    emulated_gpu: dict[str, str], tmp_path: Path
+) -> None:
+    with lane(PLAIN, EIGHT, device="GPU", properties=emulated_gpu):
+        pass
+    for kernels in Path(emulated_gpu["CACHE_DIR"]).glob("*.cl_cache"):
+        (tmp_path / kernels.name).write_bytes(kernels.read_bytes()[: kernels.stat().st_size // 2])
+    with bg.BoundedPipeline(PLAIN, EIGHT, "GPU", {**emulated_gpu, "CACHE_DIR": str(tmp_path)}) as pipeline:
+        assert happened(pipeline.stats().kills_total) == {"boot": 1}
+        assert any("was put aside" in finding for finding in pipeline.health().findings)
+        assert pipeline.probe(10).ok

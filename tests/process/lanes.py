@@ -29,14 +29,17 @@ AT_ONCE = RestartPolicy(wait=lambda state: 0.0)  #: as often as the default one,
 
 
 def simulated_host(
-    fault: Mapping[str, Any] | None = None, limits: Limits | None = None, scheduler: Mapping[str, Any] | None = None
+    fault: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    scheduler: Mapping[str, Any] | None = None,
+    properties: Mapping[str, Any] | None = None,
 ) -> GenAIHost:
     """A real process with a simulated engine: no model, ready as soon as Python is."""
     return GenAIHost(
         None,
         {"num_kv_blocks": 4096, "max_num_seqs": 16, **(scheduler or {})},
         "CPU",
-        {},
+        properties or {},
         tokenizer_properties={},
         limits=limits or Limits(),
         tokenizer=SimTokenizer,

@@ -18,10 +18,10 @@ import time
 import traceback
 from typing import NoReturn, final
 
-from attrs import define
+from attrs import define, evolve
 
-from boundedgen._core._events import BootFailed, Finish, Ready, Refusal, Release, StepRaised
-from boundedgen._engine import _stacks
+from boundedgen._core._events import BootFailed, EngineFacts, Finish, Ready, Refusal, Release, StepRaised
+from boundedgen._engine import _compile_cache, _stacks
 from boundedgen._engine._frames import WireError
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Work, schedule
@@ -267,19 +267,24 @@ def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
     words: list[Word] = []
     while not words:
         words = line.words(wait=True)
-    engine = _boot(load, words[0], line, incarnation)
+    engine, facts = _boot(load, words[0], line, incarnation)
     gc.collect()
     gc.freeze()
-    line.send(Ready(incarnation, engine.facts))
+    line.send(Ready(incarnation, facts))
     Loop(engine, line, writer, incarnation, words[1:]).run()
 
 
-def _boot(load: Load, first: Word, line: Line, incarnation: int) -> Engine:
+def _boot(load: Load, first: Word, line: Line, incarnation: int) -> tuple[Engine, EngineFacts]:
     if not isinstance(first, Boot):
         raise WireError("the first word must be Boot")
+    notes = _compile_cache.put_aside(first.spec["properties"], first.spec["put_aside_compiled_before"])
+    if notes:
+        print(*notes, sep="\n", file=sys.stderr, flush=True)  # all that is seen of a start that crashes
     try:
-        return load(first.spec)
+        engine = load(first.spec)
     except BootRefusedError as error:
-        line.send(BootFailed(incarnation, error.kind, str(error), error.permanent))
+        text = ". ".join([str(error), *notes])
+        line.send(BootFailed(incarnation, error.kind, text, error.permanent))
         line.flush_all()
         os._exit(1)
+    return engine, evolve(engine.facts, findings=(*engine.facts.findings, *notes))

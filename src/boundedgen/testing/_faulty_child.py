@@ -9,7 +9,8 @@ Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
 `cut_at`, `stale_at`, `flood_at`, `mute_at` (step numbers), `flood_bytes`, `step_s` (each step takes so long),
 `slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool),
-`grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]).
+`grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or
+"hang": what loading does as long as a CACHE_DIR of the properties holds a file named bad.blob).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, final
 from attrs import define, field
 
 from boundedgen._core._events import EngineFacts, PoolFacts, SequenceResult, StepRaised
-from boundedgen._engine import _wire
+from boundedgen._engine import _compile_cache, _wire
 from boundedgen._engine._child import main
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Metrics
 from boundedgen.abc import Request
@@ -272,7 +273,24 @@ def load(spec: Mapping[str, Any]) -> Engine:
     time.sleep(float(fault.get("boot_s", 0.0)))
     if refusal := fault.get("boot_raises"):
         raise BootRefusedError(*refusal)
+    if (how := fault.get("bad_cache")) and any(map(_is_bad, _compile_cache.folders(spec["properties"]))):
+        _fail_to_load(how)
     return FaultyEngine(_load(spec), fault, incarnation, reports) if fault else _load(spec)
+
+
+def _is_bad(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, "bad.blob"))
+
+
+def _fail_to_load(how: str) -> None:
+    """As the GPU plugin does with a cache that a kill left half-written (docs/engine-facts.md), and otherwise."""
+    if how == "raise":
+        raise BootRefusedError("other", "Failed to create program during kernel build process", False)
+    if how == "exit":
+        os._exit(5)
+    if how == "crash":
+        ctypes.string_at(0)
+    _sleep_holding_the_gil(_FOREVER_S)
 
 
 def _load(spec: Mapping[str, Any]) -> Engine:
