@@ -37,7 +37,9 @@ from boundedgen.testing._faulty_child import MODULE
 MODEL = str(Path(__file__).parent.parent / "tests" / "models" / "plain")
 INSIDE = ("raise_at", "crash_at", "exit_at", "hang_at", "garbage_at", "cut_at", "stale_at", "ignore_stops")
 OUTSIDE = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGSEGV": signal.SIGSEGV}
-LIMITS = b.Limits(running_max=4, step=0.5, first_step=2.0, ack=0.5, reclaim=0.5, progress=2.0, boot=60.0, reap=10.0)
+LIMITS = b.Limits(
+    running_max=4, step=0.5, first_step=2.0, new_shape=2.0, ack=0.5, reclaim=0.5, progress=2.0, boot=60.0, reap=10.0
+)
 LATE_S = 0.1  #: an answer may come so much later than its deadline, on top of what the machine itself is late by
 CLIENTS = 6
 PATIENCE_S = 120.0

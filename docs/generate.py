@@ -18,9 +18,9 @@ from pathlib import Path
 import boundedgen
 from boundedgen import BoundedGenError, FinishReason, GenerationError, Limits, Rejected
 from boundedgen._asking import POLICY_ANSWER
-from boundedgen._core._events import Pulse
+from boundedgen._core._pace import FIRST_STEPS, MARGIN, NEW_STEPS, configured
 from boundedgen._core._phases import MOVES, EnginePhase, SequencePhase, StayPhase
-from boundedgen._core._watch import ACK_STEPS, FIRST_STEPS, step_budget
+from boundedgen._core._watch import ACK_STEPS
 from boundedgen.testing import FaultKind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,13 +100,12 @@ def raised(reason: FinishReason) -> str:
 
 
 def ordinary_step(values: Limits) -> float:
-    pulse = Pulse(steps_begun=100, steps_ended=99, scheduled=SERVING, attention=SERVING * CONTEXT)
-    return step_budget(values, pulse)
+    return min(configured(values, SERVING, SERVING * CONTEXT), values.step_max)
 
 
 def longest_step(values: Limits) -> float:
-    """Whatever it schedules, and be it one of the first."""
-    return values.step_max + values.first_step
+    """Whatever it schedules, however slow the machine is, and be it one of the first."""
+    return values.step_max + max(values.first_step, values.new_shape)
 
 
 def times() -> str:
@@ -123,8 +122,22 @@ def answer_times(values: Limits) -> str:
             f"step + {SERVING}·step_per_token + {SERVING}·{CONTEXT}·step_per_attention",
             seconds(step),
         ),
+        (
+            "the same where such steps, or smaller ones, have been taking longer than a third of that",
+            f"{MARGIN:g} times what they took; step_max",
+            f"at most {seconds(values.step_max)}",
+        ),
         ("a step hangs, whatever it schedules", "step_max", seconds(values.step_max)),
-        (f"one of the first {FIRST_STEPS} steps of an incarnation hangs", "step_max + first_step", seconds(longest)),
+        (
+            f"one of the first {NEW_STEPS} steps of its size hangs: as many tokens, to a power of two",
+            "its budget, as above, + new_shape",
+            f"{seconds(step + values.new_shape)}; at most {seconds(values.step_max + values.new_shape)}",
+        ),
+        (
+            f"one of the first {FIRST_STEPS} steps of an incarnation hangs",
+            "step_max + the larger of first_step and new_shape",
+            seconds(longest),
+        ),
         ("it hangs between two steps while a command is on its way", "ack", seconds(values.ack)),
         ("it hangs between two steps with work inside", "progress", seconds(values.progress)),
         (

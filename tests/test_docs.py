@@ -29,7 +29,7 @@ from boundedgen import (
 )
 from boundedgen._asking import POLICY_ANSWER
 from boundedgen._core._events import Pulse
-from boundedgen._core._watch import FIRST_STEPS, step_budget
+from boundedgen._core._pace import FIRST_STEPS, Pace
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,10 +102,13 @@ def test_the_wait_in_the_table_of_times_is_the_default_policys(generator: Module
 
 
 def test_the_table_of_times_follows_the_limits(generator: ModuleType) -> None:
-    tight = Limits(step=1, step_per_token=0.0, step_per_attention=0.0, step_max=2, first_step=3, progress=4)
+    tight = Limits(
+        step=1, step_per_token=0.0, step_per_attention=0.0, step_max=2, first_step=3, new_shape=1, progress=4
+    )
     table = generator.answer_times(tight)
     assert "| 1 s |" in table  # an ordinary step
     assert "| 2 s |" in table  # any step
+    assert "| 2 s; at most 3 s |" in table  # one of the first of its size
     assert "| 5 s |" in table  # one of the first
     assert "| 5 s; at most 9 s |" in table  # steps that do nothing, and the last of them one of the first
     assert generator.until_the_next_token(tight) == tight.reap + POLICY_ANSWER + generator.FIRST_WAIT + tight.boot + 5
@@ -113,7 +116,7 @@ def test_the_table_of_times_follows_the_limits(generator: ModuleType) -> None:
 
 def test_the_worst_case_that_is_quoted_is_the_sum_of_the_defaults(generator: ModuleType) -> None:
     limits = Limits()
-    step = step_budget(limits, Pulse(steps_begun=FIRST_STEPS, scheduled=10**6, attention=10**12))
+    step = Pace(limits).budget(Pulse(steps_begun=FIRST_STEPS, scheduled=10**6, attention=10**12))
     answer = limits.progress + step
     token = answer + limits.reap + POLICY_ANSWER + generator.FIRST_WAIT + limits.boot + step
     assert f"answered within {answer:g} s of" in generator.quote()

@@ -216,7 +216,19 @@ class Limits:
         "added to the budget of the first steps of an incarnation: kernels are compiled and caches warmed",
         least=0.0,
     )
-    step: float = _limit(10.0, "s", "base of a step's budget", least=0.001)
+    new_shape: float = _limit(
+        20.0,
+        "s",
+        "added to the budget of the first two steps of each size (power of two of their tokens) that an incarnation "
+        "makes: kernels are compiled by size; of this and first_step the larger counts",
+        least=0.0,
+    )
+    step: float = _limit(
+        10.0,
+        "s",
+        "base of a step's budget. Where steps of its size or a smaller one take longer, three times that",
+        least=0.001,
+    )
     step_per_token: float = _limit(0.02, "s/token", "added for each token that the step schedules", least=0.0)
     step_per_attention: float = _limit(
         2e-6, "s/(token x token)", "added for each scheduled token times its context", least=0.0

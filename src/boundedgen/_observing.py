@@ -2,13 +2,12 @@
 
 from attrs import fields
 
-from boundedgen._bounds import Bounds, Limits
+from boundedgen._bounds import Bounds
 from boundedgen._core._events import Cause, PoolFacts, Pulse
 from boundedgen._core._governor import Governor
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._core._tally import RECLAIM_EDGES
-from boundedgen._core._watch import step_budget
 from boundedgen._driver import Driver
 from boundedgen._errors import (
     BoundedGenError,
@@ -77,6 +76,7 @@ def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences:
         cache_usage_max=snapshot.usage_max,
         cache_bytes=snapshot.cache_bytes,
         step_current_s=max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
+        step_budget_s=driver.governor.watch.pace.budget(pulse) if pulse.in_step else None,
         last_step_s=snapshot.last_step_s,
         last_progress_s=_age(snapshot.progress_at, now),
         snapshot_age_s=max(0.0, now - snapshot.at),
@@ -166,12 +166,12 @@ def _row(governor: Governor, sequence: Sequence | None, stay: Stay | None, now: 
     )
 
 
-def health_of(driver: Driver, limits: Limits, *, tokenizer_ready: bool, now: float) -> Health:
+def health_of(driver: Driver, *, tokenizer_ready: bool, now: float) -> Health:
     snapshot, behind = driver.snapshot, lag(driver, driver.snapshot, now)
     state, reason = HealthState(snapshot.state), snapshot.reason
     if state is HealthState.READY and not tokenizer_ready:
         state, reason = HealthState.STARTING, "the tokenizer is being loaded"
-    elif state is HealthState.READY and (stalled := _stalled(driver, limits, behind, now)):
+    elif state is HealthState.READY and (stalled := _stalled(driver, behind, now)):
         state, reason = HealthState.STALLED, stalled
     facts = snapshot.facts
     return Health(
@@ -186,10 +186,10 @@ def health_of(driver: Driver, limits: Limits, *, tokenizer_ready: bool, now: flo
     )
 
 
-def _stalled(driver: Driver, limits: Limits, behind: float, now: float) -> str:
+def _stalled(driver: Driver, behind: float, now: float) -> str:
     """Work, and no progress that the budgets allow for, in words; empty: all is well."""
     pulse = pulse_of(driver)
-    if pulse.in_step and now - pulse.begun_at > (budget := step_budget(limits, pulse)):
+    if pulse.in_step and now - pulse.begun_at > (budget := driver.governor.watch.pace.budget(pulse)):
         return f"step {pulse.steps_begun} runs for {now - pulse.begun_at:.1f} s, its budget is {budget:.1f} s"
     return f"the driver is {behind:.1f} s late" if behind > 1.0 else ""
 

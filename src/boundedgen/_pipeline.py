@@ -270,7 +270,7 @@ class BoundedPipeline:
     def health(self) -> Health:
         """Whether to send work here (`ready`), and whether to leave the process alone (`live`); answers at once."""
         ready = self._loading.done()
-        return health_of(self._driver, self._limits, tokenizer_ready=ready, now=self._runtime.now())
+        return health_of(self._driver, tokenizer_ready=ready, now=self._runtime.now())
 
     def probe(self, timeout: float | timedelta = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.

@@ -85,6 +85,7 @@ class SchedulerStats:
     cache_usage_max: float | None  #: the highest so far; None: no step yet
     cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
     step_current_s: float  #: age of the step in flight; 0 when none is
+    step_budget_s: float | None  #: what it may take before the engine is killed for it; None when none is
     last_step_s: float | None  #: how long the last step took (all of them, if reports were merged); None: no step yet
     last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work
     snapshot_age_s: float  #: since the driver published this; an idle driver sleeps long, `driver_lag_s` tells

@@ -32,6 +32,8 @@ def record(report: Report, load: tuple[int, int] | None) -> Record:
         "load": None if load is None else list(load),
         "scheduled": report.scheduled,
         "usage": round(report.usage, 4),
+        "tokens": report.tokens,
+        "attention": report.attention,
         "held": None if report.held is None else list(report.held),
         "taken": list(report.taken),
         "stopping": list(report.stopping),

@@ -9,7 +9,7 @@ from boundedgen._core._leases import Lease
 from boundedgen._core._sequences import Submission
 
 LIMITS = Limits(
-    boot=10.0, first_step=4.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
+    boot=10.0, first_step=4.0, new_shape=0.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
     reclaim=2.0, reclaim_steps=3, reap=2.0, lease_grace=2.0,
 )  # fmt: skip
 KV = ev.PoolFacts("kv", 9, 4)  # one of them is the probe's

@@ -2,12 +2,14 @@
 
 from core.hand_engine import held_up, lane, until
 
-from boundedgen import HealthState
+from boundedgen import HealthState, Limits
 from boundedgen._core import _events as ev
+
+FAMILIAR = Limits(progress=1e6, ack=1e6, reclaim=1e6, new_shape=0)  # no step is the first of its size
 
 
 def test_a_step_over_its_budget_is_stalled_and_named() -> None:
-    with lane() as (pipeline, engine):
+    with lane(limits=FAMILIAR) as (pipeline, engine):
         generation = pipeline.submit("x", max_new_tokens=8)
         engine.stay()
         with held_up(engine):
@@ -19,6 +21,7 @@ def test_a_step_over_its_budget_is_stalled_and_named() -> None:
             assert (health.state, health.ready, health.live) == (HealthState.STALLED, False, True)
             assert health.reason.startswith("step 9 runs for 10.5 s, its budget is 10.0 s")
             assert pipeline.stats().step_current_s >= 10.5
+            assert pipeline.stats().step_budget_s == 10.0
         generation.cancel()
 
 

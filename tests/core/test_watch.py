@@ -6,11 +6,12 @@ import pytest
 
 from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause, Progress, Pulse, Release
-from boundedgen._core._watch import ACK_STEPS, FIRST_STEPS, LOOK, Watch, step_budget
+from boundedgen._core._pace import FIRST_STEPS
+from boundedgen._core._watch import ACK_STEPS, LOOK, Watch
 
 LIMITS = Limits(
-    boot=100.0, first_step=40.0, step=10.0, step_per_token=0.5, step_per_attention=0.25, step_max=30.0, progress=6.0,
-    ack=3.0, reclaim=2.0, reclaim_steps=3,
+    boot=100.0, first_step=40.0, new_shape=0.0, step=10.0, step_per_token=0.5, step_per_attention=0.25,
+    step_max=30.0, progress=6.0, ack=3.0, reclaim=2.0, reclaim_steps=3,
 )  # fmt: skip
 NOW = 1000.0
 TINY = 1e-6
@@ -205,11 +206,6 @@ def test_a_command_that_is_sent_during_a_step_waits_from_its_end() -> None:
     verdict = watch.verdict(NOW + 5 + LIMITS.ack + TINY)
     assert verdict is not None
     assert verdict[0] is Cause.ACK
-
-
-def test_the_first_steps_and_no_later_ones_have_the_extra_budget() -> None:
-    budgets = [step_budget(LIMITS, Pulse(number, number - 1)) for number in range(1, FIRST_STEPS + 3)]
-    assert budgets == [50.0] * FIRST_STEPS + [10.0] * 2
 
 
 def test_taken_commands_are_forgotten() -> None:

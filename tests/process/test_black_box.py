@@ -36,7 +36,7 @@ from boundedgen._blackbox._witness import NAME
 
 pytestmark = [pytest.mark.timeout(110), pytest.mark.usefixtures("nothing_left_behind")]
 
-TIGHT = Limits(step=0.5, first_step=1.0, ack=0.5, reclaim=0.5, progress=0.5, running_max=3, evidence=2.0)
+TIGHT = Limits(step=0.5, first_step=1.0, new_shape=1.0, ack=0.5, reclaim=0.5, progress=0.5, running_max=3, evidence=2.0)
 FOR_EVER = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
 IN_STEPS = {"step_s": 0.01}
 SLACK = 1.5  #: of a machine that is shared
@@ -275,7 +275,7 @@ def test_evidence_that_blocks_delays_the_kill_until_the_end_of_its_time_and_no_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, does: str
 ) -> None:
     monkeypatch.setattr(_box, "PATIENCE", 0.2)
-    limits = Limits(step=0.5, first_step=1.0, running_max=3, evidence=1.5)
+    limits = Limits(step=0.5, first_step=1.0, new_shape=1.0, running_max=3, evidence=1.5)
     blocks = "gathered" not in does
     with boxed(tmp_path, {"hang_at": 20, "incarnations": [1]}, limits) as lane:
         witness(lane, does)
@@ -296,7 +296,7 @@ def test_evidence_that_blocks_delays_the_kill_until_the_end_of_its_time_and_no_l
 def test_without_time_for_evidence_the_engine_is_killed_at_once_and_what_the_server_knows_is_kept(
     tmp_path: Path,
 ) -> None:
-    limits = Limits(step=0.5, first_step=0.5, running_max=3, evidence=0)
+    limits = Limits(step=0.5, first_step=0.5, new_shape=0.5, running_max=3, evidence=0)
     with boxed(tmp_path, {"hang_at": 20, "incarnations": [1]}, limits) as lane:
         pid = engine_pid(lane)
         assert isinstance(error_of(long_ones(lane, 1)[0]), EngineLost)
@@ -317,7 +317,7 @@ def test_with_too_many_being_written_it_is_killed_at_once(tmp_path: Path, monkey
 
 def test_a_short_reap_is_not_used_up_by_the_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_box, "PATIENCE", 0.2)
-    limits = Limits(step=0.5, first_step=0.5, running_max=3, evidence=60, reap=2.0)
+    limits = Limits(step=0.5, first_step=0.5, new_shape=0.5, running_max=3, evidence=60, reap=2.0)
     with boxed(tmp_path, {"hang_at": 20, "incarnations": [1]}, limits) as lane:
         witness(lane, "import time; time.sleep(90)")
         error_of(long_ones(lane, 1)[0])

@@ -132,7 +132,7 @@ def test_field_report_22_a_deadline_is_not_given_again_to_one_that_waits_through
 
 
 def test_field_report_24_a_hung_engine_is_killed_in_time_and_those_that_wait_run_on_the_next() -> None:
-    limits = Limits(step=1.0, first_step=0.0, running_max=5)
+    limits = Limits(step=1.0, first_step=0.0, new_shape=0.0, running_max=5)
     with contextlib.closing(simulated_lane({"hang_at": 20, "incarnations": [1]}, limits=limits)) as lane:
         lane.wait_ready()
         pid = engine_pid(lane)
@@ -150,7 +150,7 @@ def test_field_report_24_a_hung_engine_is_killed_in_time_and_those_that_wait_run
 
 
 def test_field_report_24_an_engine_that_hangs_in_every_life_ends_failed_after_a_bounded_number_of_starts() -> None:
-    limits = Limits(step=0.3, first_step=0.0, running_max=1)
+    limits = Limits(step=0.3, first_step=0.0, new_shape=0.0, running_max=1)
     restart = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: state.attempt_number >= 3)
     with contextlib.closing(simulated_lane({"hang_at": 1}, limits=limits, restart=restart)) as lane:
         lane.wait_ready()
@@ -164,7 +164,7 @@ def test_field_report_24_an_engine_that_hangs_in_every_life_ends_failed_after_a_
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "hung"])
 def test_field_report_25_a_dead_or_frozen_engine_is_not_ready_and_submitting_does_not_hang(how: str) -> None:
-    limits = Limits(step=1.0, first_step=0.0, ack=1.0, progress=1.0, reclaim=1.0)
+    limits = Limits(step=1.0, first_step=0.0, new_shape=0.0, ack=1.0, progress=1.0, reclaim=1.0)
     fault = {"hang_at": 30, "incarnations": [1]} if how == "hung" else {"step_s": 0.01}
     restart = RestartPolicy(wait=lambda state: 5.0)
     with contextlib.closing(simulated_lane(fault, limits=limits, restart=restart)) as lane:
@@ -203,7 +203,7 @@ def test_field_report_27_first_steps_and_long_prefills_are_no_hang() -> None:
 
 
 def test_field_report_27_a_decoding_step_that_hangs_is_judged_by_its_own_budget() -> None:
-    limits = Limits(step=0.5, first_step=0.0)
+    limits = Limits(step=0.5, first_step=0.0, new_shape=0.0)
     with contextlib.closing(simulated_lane({"hang_at": 20, "incarnations": [1]}, limits=limits)) as lane:
         lane.wait_ready()
         generation = lane.submit([5], max_new_tokens=100, **FULL)
@@ -306,7 +306,7 @@ def test_field_report_33_under_mixed_faults_every_request_has_one_outcome_and_no
     """Dies, hangs, raises and speaks garbage in turn; the canary belongs to a later version."""
     draw = random.Random(33)
     policy = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
-    limits = Limits(step=0.5, first_step=0.0, running_max=4)
+    limits = Limits(step=0.5, first_step=0.0, new_shape=0.0, running_max=4)
     for fault in ({"exit_at": 40}, {"hang_at": 40}, {"raise_at": 40}, {"garbage_at": 40}):
         with contextlib.closing(simulated_lane(fault, limits=limits, restart=policy)) as lane:
             lane.wait_ready()

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(110)
 
 BUDGET = 0.5  #: seconds of each budget below
 SLACK = 1.0  #: of a machine that is shared
-NIMBLE = Limits(step=BUDGET, first_step=1.0, ack=BUDGET, reclaim=BUDGET, progress=BUDGET, running_max=8)
+NIMBLE = Limits(step=BUDGET, first_step=1.0, new_shape=1.0, ack=BUDGET, reclaim=BUDGET, progress=BUDGET, running_max=8)
 FOR_EVER = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
 
 How = Callable[[BoundedPipeline], None]

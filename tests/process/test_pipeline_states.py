@@ -93,7 +93,7 @@ def test_they_answer_while_the_engine_hangs_and_tell_the_age_of_its_step() -> No
 
 
 def test_they_answer_while_the_engine_is_stopped_and_a_stopped_engine_is_not_ready_for_long() -> None:
-    limits = Limits(step=1.0, first_step=0.0, ack=1.0, progress=1.0, reclaim=1.0)
+    limits = Limits(step=1.0, first_step=0.0, new_shape=0.0, ack=1.0, progress=1.0, reclaim=1.0)
     with contextlib.closing(simulated_lane({"step_s": 0.005}, limits=limits)) as lane:
         lane.wait_ready()
         with lane.submit([5], max_new_tokens=10_000, ignore_eos=True) as generation:

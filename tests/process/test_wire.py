@@ -71,6 +71,8 @@ progresses = st.builds(
     tuples(st.builds(Finish, ids, st.sampled_from(["stop", "length", "ignored"]), tuples(results))),
     tuples(st.builds(Release, ids, ids, seconds, ids)),
     maybe,
+    ids,
+    ids,
 )
 facts = st.builds(
     EngineFacts,
@@ -178,11 +180,12 @@ def _report(outputs: bytes, finished: bytes) -> bytes:
 
 
 def _numbers(rows: int = 0) -> bytes:
-    return struct.pack("<QddQdQI", 1, 2.0, 3.0, 4, 5.0, 2**64 - 1, rows)
+    return struct.pack("<QddQdQQQI", 1, 2.0, 3.0, 4, 5.0, 2**64 - 1, 6, 7, rows)
 
 
 def test_the_smallest_report_made_by_hand_decodes() -> None:
-    plain = Progress(INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=(Output(1, (7,)), Output(2, (8,))))
+    outputs = (Output(1, (7,)), Output(2, (8,)))
+    plain = Progress(INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=outputs, tokens=6, attention=7)
     assert decoded(_frame(19, _numbers(2) + struct.pack("<4Q", 1, 7, 2, 8))) == [plain]
     (word,) = decoded(_report(b"[[1],[2],[7,8],[1],[-0.5]]", b'[[1,"stop",[]]]'))
     assert isinstance(word, Progress)

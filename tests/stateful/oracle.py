@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from attrs import define, field, frozen
+from stateful.budgets import Budgets
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
@@ -18,7 +19,6 @@ from boundedgen.testing._ready_time import ReadyTime
 from boundedgen.testing._sim import SimEngine
 
 EPS = 1e-6
-FIRST_STEPS = 3
 BLAMED = (
     ev.Cause.STEP,
     ev.Cause.STEP_RAISED,
@@ -120,6 +120,7 @@ class Oracle:
         self.running_max = 0
         self.spawned_at = 0.0
         self.reported_steps = 0
+        self.budgets = Budgets(limits)
         self.closing = False
         self.drain_until = float("inf")
         self.respawn_at: float | None = None  #: what the restart policy decided
@@ -298,6 +299,7 @@ class Oracle:
 
     def _progressed(self, report: ev.Progress, now: float) -> None:
         self.reported_steps = report.steps
+        self.budgets.received(report, self.woke_at)
         for id_ in report.taken:
             self.stays[id_].taken = True
         for finish in report.finished:
@@ -410,6 +412,7 @@ class Oracle:
         self.incarnation, self.phase, self.spawned_at = effect.incarnation, "starting", now
         self.doomed = False
         self.progress_at = None
+        self.budgets.spawned(effect.incarnation)
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
         assert effect.incarnation == self.incarnation
@@ -423,6 +426,10 @@ class Oracle:
             assert why or self.disbelieved == self.incarnation, (
                 f"false kill: {effect.cause} ({effect.detail}); faults {sorted(self.engine.triggered)}"
             )
+            if effect.cause is ev.Cause.STEP:
+                pulse = self.engine.pulse(now)
+                age = now - max(pulse.begun_at, self.woke_at)
+                assert age > self.budgets.of(pulse) - EPS, "a step is killed before its budget is used up"
             self._failed(now)
         self.phase, self.killed_at, self.died_now = "dying", now, True
         self.ready.stand(now)
@@ -661,7 +668,7 @@ class Oracle:
                 steps = self.reported_steps - stay.stop_taken_steps
                 assert steps < limits.reclaim_steps, "a stay is not released, and nobody noticed"
         if pulse.in_step:
-            assert now - max(pulse.begun_at, self.woke_at) < self._step_budget(pulse) + EPS, "a step is overdue"
+            assert now - max(pulse.begun_at, self.woke_at) < self.budgets.of(pulse) + EPS, "a step is overdue"
             return
         for stay in self.open_stays():
             self._check_stay_is_judged(stay, now)
@@ -677,11 +684,6 @@ class Oracle:
         waited = self._outside(now) - max(stay.sent_outside, self.woke_outside)
         if not stay.taken or (stay.stop_sent and not stay.ended):
             assert waited < limits.ack + EPS, "a command is not taken, and nobody noticed"
-
-    def _step_budget(self, pulse: ev.Pulse) -> float:
-        lim = self.limits
-        budget = lim.step + lim.step_per_token * pulse.scheduled + lim.step_per_attention * pulse.attention
-        return min(budget, lim.step_max) + (lim.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0)
 
     def _outside(self, now: float) -> float:
         """A clock that stands still inside of steps."""

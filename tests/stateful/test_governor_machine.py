@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(0 if "BOUNDEDGEN_EXAMPLES" in os.environ else 9
 
 K = FaultKind
 LIMITS = Limits(
-    boot=10.0, first_step=4.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
+    boot=10.0, first_step=4.0, new_shape=1.0, step=2.0, step_per_token=0.01, step_max=8.0, progress=6.0, ack=3.0,
     reclaim=2.0, reclaim_steps=3, reap=2.0, lease_grace=2.0,
 )  # fmt: skip
 BOOT_FAULTS = (K.STILLBORN, K.BOOT_FAILS, K.BOOT_DIES, K.BOOT_LIES)

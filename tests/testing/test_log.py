@@ -10,7 +10,9 @@ import boundedgen as b
 from boundedgen.testing import Fault, SimModel, Simulation
 from boundedgen.testing._faults import BOOT_FAULTS, FaultKind
 
-LIMITS = b.Limits(boot=10, first_step=0, step=2, step_per_token=0, step_per_attention=0, progress=5, ack=3, reclaim=2)
+LIMITS = b.Limits(
+    boot=10, first_step=0, new_shape=0, step=2, step_per_token=0, step_per_attention=0, progress=5, ack=3, reclaim=2
+)
 #: What the line says, by the fault that ends the engine.
 ENDS: Mapping[FaultKind, str] = {
     FaultKind.STILLBORN: "did not become ready: not ready within 10 s",

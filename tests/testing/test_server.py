@@ -19,7 +19,9 @@ from boundedgen.testing import Fault, SimModel, Simulation
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "wedged_lane.py"
 #: What a lane without boundedgen's watchdog would be: nobody looks at how long a step takes.
 NEVER = 1e6
-UNWATCHED = b.Limits(step=NEVER, step_max=NEVER, first_step=NEVER, progress=NEVER, ack=NEVER, reclaim=NEVER)
+UNWATCHED = b.Limits(
+    step=NEVER, step_max=NEVER, first_step=NEVER, new_shape=NEVER, progress=NEVER, ack=NEVER, reclaim=NEVER
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ import tenacity
 import boundedgen as b
 from boundedgen.testing import Fault, FaultKind, SimModel, Simulation, SimulationStalled
 
-LIMITS = b.Limits(boot=10, first_step=0, step=2, step_per_token=0, step_per_attention=0, progress=5, ack=3, reclaim=2)
+LIMITS = b.Limits(
+    boot=10, first_step=0, new_shape=0, step=2, step_per_token=0, step_per_attention=0, progress=5, ack=3, reclaim=2
+)
 
 
 def test_a_generation_takes_as_long_as_its_steps() -> None:

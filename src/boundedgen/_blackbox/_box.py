@@ -245,7 +245,7 @@ class Folder:
         room = {name: int(limits.incident_bytes * share) for name, share in SHARE.items()}
         told = incident(scene, self._death, limits, about.configuration, room["incident.json"])
         files = {
-            "steps.jsonl": last_that_fit(steps_lines(scene, limits), room["steps.jsonl"]),
+            "steps.jsonl": last_that_fit(steps_lines(scene), room["steps.jsonl"]),
             "inputs.jsonl": last_that_fit(input_lines(scene.inputs), room["inputs.jsonl"]),
             "output.txt": last_that_fit(self._output.splitlines(), room["output.txt"]),
         }

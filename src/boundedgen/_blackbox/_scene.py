@@ -26,7 +26,6 @@ from boundedgen._core._life import Death
 from boundedgen._core._recording import Input
 from boundedgen._core._sequences import Sequence, Submission
 from boundedgen._core._stays import Stay
-from boundedgen._core._watch import step_budget
 from boundedgen._flow import Flow
 from boundedgen._stats import SchedulerStats
 
@@ -64,6 +63,7 @@ class Scene:
     incarnation: int
     pid: int
     pulse: ev.Pulse
+    budget_s: float  #: of the step in flight
     ready_at: float | None
     failures: int
     facts: ev.EngineFacts | None
@@ -77,6 +77,7 @@ class Scene:
 def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wall: float, at: float) -> Scene:
     """By the driver's thread, before the governor hears that the process is gone."""
     governor, link = driver.governor, driver.link
+    pulse = ev.Pulse() if link is None else link.pulse()
     waiting = (s for s in governor.sequences.values() if s.stay is None)
     shown = list(islice(waiting, WAITING_SHOWN))
     rows = [_inside(governor, stay, driver.flows, at) for stay in governor.stays.values()]
@@ -86,7 +87,8 @@ def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wa
         wall=wall,
         incarnation=governor.life.incarnation,
         pid=(0 if link is None else link.pid) or 0,
-        pulse=ev.Pulse() if link is None else link.pulse(),
+        pulse=pulse,
+        budget_s=governor.watch.pace.budget(pulse),
         ready_at=governor.life.ready_at,
         failures=governor.life.failures,
         facts=governor.life.facts,
@@ -164,7 +166,7 @@ def incident(scene: Scene, death: Death, limits: Limits, configuration: Mapping[
         "restarts_total": scene.stats.restarts_total,
         "resumed_total": scene.stats.resumed_total,
         "failures_in_a_row": scene.failures,
-        "step_in_flight": _step_in_flight(scene, limits),
+        "step_in_flight": _step_in_flight(scene),
         "versions": {
             "boundedgen": sys.modules["boundedgen"].__version__,
             "python": platform.python_version(),
@@ -185,20 +187,20 @@ def incident(scene: Scene, death: Death, limits: Limits, configuration: Mapping[
     return told
 
 
-def _step_in_flight(scene: Scene, limits: Limits) -> Plain | None:
+def _step_in_flight(scene: Scene) -> Plain | None:
     pulse = scene.pulse
     if not pulse.in_step:
         return None
     return {
         "step": pulse.steps_begun,
         "age_s": round(scene.at - pulse.begun_at, 3),
-        "budget_s": round(step_budget(limits, pulse), 3),
+        "budget_s": round(scene.budget_s, 3),
         "tokens_at_most": pulse.scheduled,
         "attention": pulse.attention,
     }
 
 
-def steps_lines(scene: Scene, limits: Limits) -> Iterator[str]:
+def steps_lines(scene: Scene) -> Iterator[str]:
     for step in map(Step._make, scene.steps):
         yield json.dumps(
             {
@@ -211,7 +213,7 @@ def steps_lines(scene: Scene, limits: Limits) -> Iterator[str]:
                 "live": step.live,
             }
         )
-    if (flying := _step_in_flight(scene, limits)) is not None:
+    if (flying := _step_in_flight(scene)) is not None:
         yield json.dumps({**flying, "began": scene.pulse.begun_at, "in_flight": True})
 
 

@@ -140,6 +140,8 @@ class Progress:
     finished: tuple[Finish, ...] = ()
     released: tuple[Release, ...] = ()
     cache_bytes: int | None = None
+    tokens: int = 0  #: scheduled at most, as the stamps said while the step ran; of merged ones the sum
+    attention: int = 0  #: likewise: sum over them of scheduled tokens times context
 
 
 @frozen

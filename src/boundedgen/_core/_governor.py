@@ -138,8 +138,9 @@ class Governor(Reporting):
     # --- inputs: the engine --------------------------------------------------------------------------------------
 
     def pulse(self, pulse: ev.Pulse, now: float) -> None:
-        """The step stamps, read just now."""
+        """The step stamps, read just now. The first input of a wake: what is heard after it is judged by it."""
         self.watch.pulse = pulse
+        self._notice_a_standstill(now)
 
     def receive(self, report: ev.Report, now: float) -> None:
         """A report of another incarnation, or of one that is being killed, changes nothing (but its exit counts)."""
@@ -165,11 +166,14 @@ class Governor(Reporting):
 
     # --- inputs: time --------------------------------------------------------------------------------------------
 
+    def _notice_a_standstill(self, now: float) -> None:
+        if self._expected is not None and now > self._expected + LATE:
+            self.watch.woke(now)
+
     def tick(self, now: float) -> None:
         """Leases, then deadlines, then the engine's life and those lost with it, then admission."""
         self._now = now
-        if self._expected is not None and now > self._expected + LATE:
-            self.watch.woke(now)
+        self._notice_a_standstill(now)
         self._expire_leases(now)
         self._expire_deadlines(now)
         self._judge(now)

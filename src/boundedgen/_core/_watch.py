@@ -6,12 +6,12 @@ so that a suspended machine, or a parent that was stopped, is not taken for a hu
 
 from collections.abc import Iterator
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause, Progress, Pulse
+from boundedgen._core._pace import Pace
 
-FIRST_STEPS = 3  #: steps of an incarnation that have `Limits.first_step` on top of their budget
 ACK_STEPS = 4  #: whole steps that must have been reported since a command was sent, before its ack is overdue
 LATE = 0.5  #: seconds by which a wake-up may be late before older evidence is void
 _NO_RETURN = "step {} ({} tokens) did not return within {:.3g} s"
@@ -41,6 +41,7 @@ class _Reclaim:
 @define
 class Watch:
     limits: Limits
+    pace: Pace = Factory(lambda self: Pace(self.limits), takes_self=True)
     pulse: Pulse = field(factory=Pulse)
     steps: int = 0  #: steps ended, as reported
     reported_end: float = float("-inf")  #: of the last of them
@@ -56,6 +57,7 @@ class Watch:
         """A new incarnation has been started."""
         self.over()
         self.boot_at, self.pulse, self.steps = now, Pulse(), 0
+        self.pace.boot()
 
     def ready(self) -> None:
         self.boot_at, self._ready = None, True
@@ -88,6 +90,9 @@ class Watch:
             self._orders.pop((what, stay), None)
 
     def reported(self, report: Progress, now: float) -> None:
+        if report.steps == self.steps + 1:  # of merged ones it is not known how long each took
+            took = report.ended - report.began if report.began > self._woke_at else None
+            self.pace.completed(report.tokens, report.attention, took)
         self.steps, self.reported_end = report.steps, report.ended
         if self.progress_at is not None and (report.scheduled or report.taken or report.released or report.finished):
             self.progress_at = now
@@ -108,7 +113,7 @@ class Watch:
 
     def step_budget(self) -> float:
         """Seconds that the step in flight may take."""
-        return step_budget(self.limits, self.pulse)
+        return self.pace.budget(self.pulse)
 
     def _since(self, at: float) -> float:
         return max(at, self._woke_at)
@@ -174,10 +179,3 @@ class Watch:
         if earliest is None:
             return None
         return max(now, min(earliest, now + LOOK))
-
-
-def step_budget(limits: Limits, pulse: Pulse) -> float:
-    """Seconds that the step of `pulse` may take, by what it schedules."""
-    budget = limits.step + limits.step_per_token * pulse.scheduled + limits.step_per_attention * pulse.attention
-    first = limits.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0
-    return min(budget, limits.step_max) + first

@@ -162,7 +162,8 @@ class Loop:
     def _step(self) -> None:
         self._restless = bool(self._held)
         began = time.monotonic()
-        self._stamps.begin(began, *schedule((held.work for held in self._held.values()), self._engine.step_tokens))
+        load = schedule((held.work for held in self._held.values()), self._engine.step_tokens)
+        self._stamps.begin(began, *load)
         try:
             self._metrics = self._engine.step()
         except Exception as error:
@@ -171,7 +172,7 @@ class Loop:
         self._ended = time.monotonic()
         self._stamps.end(self._ended)
         self._steps += 1
-        self._tidings.stepped(began, self._metrics.scheduled)
+        self._tidings.stepped(began, self._metrics.scheduled, load)
         for held in list(self._held.values()):
             self._look_at(held)
         if not self._held or not self._steps % HELD_EVERY:

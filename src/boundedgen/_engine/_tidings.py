@@ -18,6 +18,8 @@ class Tidings:
     news: bool = False
     began: float = 0.0
     scheduled: int = 0
+    tokens: int = 0
+    attention: int = 0
     table_due: bool = False
     held: tuple[int, ...] | None = None
     taken: list[int] = Factory(list)
@@ -35,9 +37,12 @@ class Tidings:
             earlier[0].extend(token_ids)
             earlier[1].extend(logprobs)
 
-    def stepped(self, began: float, scheduled: int) -> None:
+    def stepped(self, began: float, scheduled: int, load: tuple[int, int]) -> None:
+        """`scheduled`: requests, as the engine tells; `load`: tokens and attention, as they were estimated before."""
         self.began = self.began or began
         self.scheduled += scheduled
+        self.tokens += load[0]
+        self.attention += load[1]
         self.news = True
 
     def report(self, incarnation: int, steps: int, ended: float, metrics: Metrics) -> Progress:
@@ -56,4 +61,6 @@ class Tidings:
             finished=tuple(self.finished),
             released=tuple(self.released),
             cache_bytes=metrics.cache_bytes,
+            tokens=self.tokens,
+            attention=self.attention,
         )

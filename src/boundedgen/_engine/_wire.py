@@ -227,8 +227,8 @@ def _to_release(v: Any) -> Release:
     return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
 
 
-#: Steps, began, ended, scheduled, usage, cache_bytes, and how many outputs of one token each follow.
-_NUMBERS = struct.Struct("<QddQdQI")
+#: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many outputs of one token each follow.
+_NUMBERS = struct.Struct("<QddQdQQQI")
 _NONE = (1 << 64) - 1
 
 
@@ -241,13 +241,14 @@ def _from_progress(e: Progress) -> bytes:
     if not plain:
         parts["outputs"] = _from_outputs(e.outputs)
     cache_bytes = _NONE if e.cache_bytes is None else e.cache_bytes
-    numbers = _NUMBERS.pack(e.steps, e.began, e.ended, e.scheduled, e.usage, cache_bytes, len(rows))
+    load = (min(e.tokens, _NONE), min(e.attention, _NONE), len(rows))
+    numbers = _NUMBERS.pack(e.steps, e.began, e.ended, e.scheduled, e.usage, cache_bytes, *load)
     pairs = [number for output in rows for number in (output.stay, output.token_ids[0])]
     return numbers + struct.pack(f"<{len(pairs)}Q", *pairs) + (_to_json(parts) if parts else b"")
 
 
 def _to_progress(incarnation: int, body: bytes) -> Progress:
-    steps, began, ended, scheduled, usage, cache_bytes, rows = _NUMBERS.unpack_from(body)
+    steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, rows = _NUMBERS.unpack_from(body)
     pairs = struct.unpack_from(f"<{2 * rows}Q", body, _NUMBERS.size)
     rest = body[_NUMBERS.size + 16 * rows :]
     parts = {name: _DECODE_PART[name](v) for name, v in _dict(_from_json(rest)).items()} if rest else {}
@@ -264,6 +265,8 @@ def _to_progress(incarnation: int, body: bytes) -> Progress:
         usage,
         parts.pop("held", None),
         cache_bytes=None if cache_bytes == _NONE else cache_bytes,
+        tokens=tokens,
+        attention=attention,
         **parts,
     )
 

@@ -106,7 +106,7 @@ class Stopping:
 
 def reclaim_max(limits: Limits) -> float:
     """Seconds that it can take in all: steps, the time outside of them, a kill."""
-    step = limits.step_max + limits.first_step
+    step = limits.step_max + max(limits.first_step, limits.new_shape)
     return (limits.reclaim_steps + ACK_STEPS) * step + limits.ack + limits.reclaim + limits.progress + limits.reap
 
 

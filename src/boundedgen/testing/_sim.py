@@ -314,12 +314,13 @@ class SimEngine:
             self._die(at, -step.fate.signal)
             return
         begun, inside_s = self._pulse.steps_begun, self._pulse.inside_s + at - step.began
+        load = self._pulse.scheduled, self._pulse.attention
         self._pulse = Pulse(begun, begun, self._pulse.begun_at, at, inside_s)
         if step.fate is not None:
             self._poison(at, step.fate.text)
             return
         self._steps += 1
-        self._tidings.stepped(step.began, len(step.outcome.scheduled))
+        self._tidings.stepped(step.began, len(step.outcome.scheduled), load)
         self._record(step.outcome, at)
         self._tidings.table_due = not self._rows or self._steps % HELD_EVERY == 0
         self._tell(at)

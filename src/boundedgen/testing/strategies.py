@@ -15,7 +15,8 @@ from boundedgen.testing._sim_model import SimModel
 __all__ = ["around", "bounds", "delays", "faults", "limits", "models"]
 
 #: Limits that are spans of time, and that a test may want to meet to the instant.
-SPANS = ("boot", "first_step", "step", "step_max", "progress", "ack", "reclaim", "reap", "unread", "lease_grace")
+ALLOWANCES = ("first_step", "new_shape")
+SPANS = ("boot", *ALLOWANCES, "step", "step_max", "progress", "ack", "reclaim", "reap", "unread", "lease_grace")
 
 
 def around(*instants: float, by: float = 0.001) -> st.SearchStrategy[float]:
@@ -78,6 +79,7 @@ def limits() -> st.SearchStrategy[Limits]:
         Limits,
         boot=st.sampled_from([6.0, 20.0]),
         first_step=st.sampled_from([0.0, 4.0]),
+        new_shape=st.sampled_from([0.0, 2.0]),
         step=st.sampled_from([1.0, 3.0]),
         step_per_token=st.sampled_from([0.0, 0.01]),
         step_max=st.sampled_from([3.0, 8.0]),
