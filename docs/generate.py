@@ -140,6 +140,7 @@ def answer_times(values: Limits) -> str:
         ),
         ("it hangs between two steps while a command is on its way", "ack", seconds(values.ack)),
         ("it hangs between two steps with work inside", "progress", seconds(values.progress)),
+        ("it hangs with nothing inside; with `probe_idle`, nobody meets it", "probe_idle + ack", "off"),
         (
             "steps return, but nothing is scheduled and nothing released",
             "progress + the budget of one step",

@@ -242,6 +242,17 @@ class Limits:
         30.0, "s", "a killed engine that has not left by then is lost for good: the pipeline is FAILED", least=0.01
     )
     drain: float = _limit(30.0, "s", "a normal `with` exit waits this long for what is running", least=0.0)
+    probe_idle: float | None = _limit(
+        None,
+        "s",
+        "ready and idle for this long, the lane is probed, and again after each such time: an engine or a driver that "
+        "hangs meanwhile is found before the next request; None: it is not",
+        least=1.0,
+        optional=True,
+    )
+    probe_timeout: float = _limit(
+        10.0, "s", "without a token within this, the probe of an idle lane is FAILED, and the lane STALLED", least=0.01
+    )
     outbox_bytes: int = _limit(
         1 << 20,
         "bytes",

@@ -43,6 +43,7 @@ class Driver:
         self.cells: dict[str, LeaseCell] = {}
         self.link: EngineLink | None = None
         self.leaving = Leaving()
+        self.probe: Callable[[], object] = bool  # starts one, beside; the pipeline's
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
@@ -233,6 +234,8 @@ class Driver:
                 self._lost(effect)
             case ev.DecideRestart():
                 self.asking.ask(effect, now)
+            case ev.Probe():
+                self.probe()
             case ev.EndLease():
                 self._end_lease(effect)
             case ev.Became():
@@ -345,6 +348,7 @@ class Driver:
             except Exception as error:  # whatever is broken, the rest still has to be done
                 self.failure = self.failure or error
         self._own_up()
+        self.probe = bool  # which knows this driver
         self.wakers.wake()
 
     def _own_up(self) -> None:

@@ -21,8 +21,9 @@ from boundedgen._errors import (
     PipelineClosed,
     Saturated,
 )
+from boundedgen._probing import Verdict
 from boundedgen._snapshot import Snapshot
-from boundedgen._stats import Health, HealthState, PoolStats, ReclaimStats, SchedulerStats, SequenceRow
+from boundedgen._stats import Health, HealthState, PoolStats, ProbeVerdict, ReclaimStats, SchedulerStats, SequenceRow
 
 REFUSED_BY_CALL = (InvalidRequest, NeverFits, Saturated)
 REFUSED_BY_STATE = (PipelineClosed, EngineUnavailable, EngineFailed, DeviceUnavailable, ModelLoadFailed)
@@ -51,7 +52,9 @@ def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
     return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
 
 
-def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences: bool) -> SchedulerStats:
+def stats_of(
+    driver: Driver, rejected: dict[str, int], now: float, probed: Verdict | None = None, *, sequences: bool
+) -> SchedulerStats:
     snapshot, pulse = driver.snapshot, pulse_of(driver)
     pools = _pools(snapshot)
     kv = pools[0] if pools else None
@@ -102,6 +105,7 @@ def stats_of(driver: Driver, rejected: dict[str, int], now: float, *, sequences:
         forgotten_total=counters["forgotten"],
         reclaim=_reclaim(snapshot),
         sequences=_rows(driver.governor, now) if sequences else None,
+        **({} if probed is None else probed.shown(now)),
     )
 
 
@@ -166,12 +170,12 @@ def _row(governor: Governor, sequence: Sequence | None, stay: Stay | None, now: 
     )
 
 
-def health_of(driver: Driver, *, tokenizer_ready: bool, now: float) -> Health:
+def health_of(driver: Driver, now: float, probed: Verdict | None, *, tokenizer_ready: bool) -> Health:
     snapshot, behind = driver.snapshot, lag(driver, driver.snapshot, now)
     state, reason = HealthState(snapshot.state), snapshot.reason
     if state is HealthState.READY and not tokenizer_ready:
         state, reason = HealthState.STARTING, "the tokenizer is being loaded"
-    elif state is HealthState.READY and (stalled := _stalled(driver, behind, now)):
+    elif state is HealthState.READY and (stalled := _stalled(driver, behind, now) or _disproved(probed, snapshot)):
         state, reason = HealthState.STALLED, stalled
     facts = snapshot.facts
     return Health(
@@ -183,6 +187,7 @@ def health_of(driver: Driver, *, tokenizer_ready: bool, now: float) -> Health:
         retry_after_s=_retry_after(state, snapshot, now),
         findings=() if facts is None else facts.findings,
         driver_alive=driver.over or (driver.alive() and behind < FAR_BEHIND),
+        **({} if probed is None else probed.shown(now)),
     )
 
 
@@ -192,6 +197,13 @@ def _stalled(driver: Driver, behind: float, now: float) -> str:
     if pulse.in_step and now - pulse.begun_at > (budget := driver.governor.watch.pace.budget(pulse)):
         return f"step {pulse.steps_begun} runs for {now - pulse.begun_at:.1f} s, its budget is {budget:.1f} s"
     return f"the driver is {behind:.1f} s late" if behind > 1.0 else ""
+
+
+def _disproved(probed: Verdict | None, snapshot: Snapshot) -> str:
+    """A probe failed, and there was neither another one nor any progress since; empty: not so."""
+    if probed is None or probed.result.verdict is not ProbeVerdict.FAILED or snapshot.moved_at > probed.at:
+        return ""
+    return f"the last probe failed: {probed.result.reason}"
 
 
 def _retry_after(state: HealthState, snapshot: Snapshot, now: float) -> float | None:

@@ -90,7 +90,8 @@ class BoundedPipeline:
         admitting = Admitting(driver, limits, bounds, ttl, restart, runtime, loading.need, defaults, seeds)
         self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
         self._leasing = Leasing(driver, limits, runtime)
-        self._probing = Probing(self._serving.probe, runtime.now)
+        self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
+        driver.probe = self._probing.due
         install(box, driver, self._serving.rejections.by_error)
         driver.start()
         loading.start()
@@ -265,12 +266,12 @@ class BoundedPipeline:
         `sequences`: also a row for each sequence, which takes as many times ten microseconds.
         """
         rejected = self._serving.rejections.by_error()
-        return stats_of(self._driver, rejected, self._runtime.now(), sequences=sequences)
+        return stats_of(self._driver, rejected, self._runtime.now(), self._probing.last(), sequences=sequences)
 
     def health(self) -> Health:
         """Whether to send work here (`ready`), and whether to leave the process alone (`live`); answers at once."""
-        ready = self._loading.done()
-        return health_of(self._driver, tokenizer_ready=ready, now=self._runtime.now())
+        ready, probed = self._loading.done(), self._probing.last()
+        return health_of(self._driver, self._runtime.now(), probed, tokenizer_ready=ready)
 
     def probe(self, timeout: float | timedelta = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.

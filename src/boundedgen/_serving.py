@@ -36,7 +36,8 @@ class Serving:
         self._grammars = grammars
         self._runtime = runtime
         self._tokenizer_ready = tokenizer_ready
-        self._checks = runtime.aside("boundedgen-grammar")
+        self._checks = runtime.aside("boundedgen-checks")
+        self.beside = self._checks.run  #: for what may wait for a grammar's check
 
     def submit(self, call: Call) -> Generation:
         return self._send(self._admit(call))

@@ -9,6 +9,11 @@ from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
 from boundedgen._core._life import Death
 
+COUNTERS = (
+    *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
+    *("requeued", "resumed", "quarantined", "ghosts", "forgotten"),
+)
+
 
 @frozen
 class Snapshot:
@@ -36,6 +41,7 @@ class Snapshot:
     cache_bytes: int | None
     last_step_s: float | None
     progress_at: float | None
+    moved_at: float  #: the last progress that there was, or when the engine became ready
     death: Death | None  #: why the engine is going or gone
     expected_at: float | None  #: when the engine will be there, as far as that can be told
     tokens_per_s: float | None
@@ -93,22 +99,11 @@ class Gauges:
             cache_bytes=self._cache_bytes,
             last_step_s=None if report is None else report.ended - report.began,
             progress_at=governor.watch.progress_at,
+            moved_at=max(governor.watch.moved_at, life.ready_at or 0.0),
             death=life.death,
             expected_at=life.expected_at(),
             tokens_per_s=self._tokens_per_s(tally.tokens, bool(governor.stays), now),
-            counters={
-                "submitted": tally.submitted,
-                "prompt_tokens": tally.prompt_tokens,
-                "tokens": tally.tokens,
-                "late_tokens": tally.late_tokens,
-                "steps": tally.steps,
-                "restarts": tally.restarts,
-                "requeued": tally.requeued,
-                "resumed": tally.resumed,
-                "quarantined": tally.quarantined,
-                "ghosts": tally.ghosts,
-                "forgotten": tally.forgotten,
-            },
+            counters={name: getattr(tally, name) for name in COUNTERS},
             finished=dict(tally.finished),
             deadlines=dict(tally.deadlines),
             lease_events=dict(tally.leases),

@@ -15,6 +15,15 @@ from boundedgen._errors import BoundedGenError
 
 
 @final
+class ProbeVerdict(enum.StrEnum):
+    """What a probe found out."""
+
+    OK = "ok"  #: a token came through
+    FAILED = "failed"  #: none did; also a timeout: a probe is never inconclusive
+    NOT_RUN = "not_run"  #: the engine has no room that could be set aside for it; `reason` says which
+
+
+@final
 @frozen(kw_only=True)
 class PoolStats:
     """One kind of cache block. The sizes are the engine's own; what is reserved, boundedgen's."""
@@ -89,7 +98,9 @@ class SchedulerStats:
     last_step_s: float | None  #: how long the last step took (all of them, if reports were merged); None: no step yet
     last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work
     snapshot_age_s: float  #: since the driver published this; an idle driver sleeps long, `driver_lag_s` tells
-    driver_lag_s: float  #: how late the driver is for its next wake-up; 0 when it is not
+    #: how late the driver is for its next wake-up; 0 when it is not. With nothing inside none is due, so that a driver
+    #: that hangs then shows no lag: with `Limits.probe_idle` there always is one
+    driver_lag_s: float
     tokens_per_s: float | None  #: visible tokens, over the last full second with work; None: there was none
     submitted_total: int  #: sequences accepted
     rejected_total: Mapping[str, int]  #: by name of the error; nothing was started, so not in submitted_total
@@ -110,6 +121,9 @@ class SchedulerStats:
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended
     reclaim: ReclaimStats  #: how fast those that were stopped have left
+    last_probe: ProbeVerdict | None = None  #: of the latest probe, a caller's or an idle lane's own; None: never
+    last_probe_s: float | None = None  #: seconds until it was answered or given up; None: never
+    last_probe_age_s: float | None = None  #: since then; None: never
     sequences: tuple[SequenceRow, ...] | None = None  #: a row a sequence, by id; None without `stats(sequences=True)`
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +137,7 @@ class HealthState(enum.StrEnum):
 
     STARTING = "starting"  #: the first engine has not been ready yet
     READY = "ready"  #: idle or full, as long as there is progress
-    STALLED = "stalled"  #: there is work, and no progress that the budgets allow for
+    STALLED = "stalled"  #: there is work, and no progress that the budgets allow for; or the last probe failed
     RECOVERING = "recovering"  #: the engine is being replaced; submissions wait
     DRAINING = "draining"  #: closing; what is inside may still end
     FAILED = "failed"  #: given up: `Health.error` says why; build a new pipeline, in a new process
@@ -142,7 +156,10 @@ class Health:
     error: BoundedGenError | None  #: the typed cause of FAILED, also once that is CLOSED; None: it has not failed
     retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
-    driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind
+    driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind (`driver_lag_s`)
+    last_probe: ProbeVerdict | None = None  #: of the latest probe, a caller's or an idle lane's own; None: never
+    last_probe_s: float | None = None  #: seconds until it was answered or given up; None: never
+    last_probe_age_s: float | None = None  #: since then; None: never
 
     @property
     def ready(self) -> bool:
@@ -158,15 +175,6 @@ class Health:
         """Plain data under the names of the fields, with `ready` and `live`; `error` by its type and its hints."""
         fields = asdict(self, value_serializer=_plain)
         return {**fields, "ready": self.ready, "live": self.live}
-
-
-@final
-class ProbeVerdict(enum.StrEnum):
-    """What a probe found out."""
-
-    OK = "ok"  #: a token came through
-    FAILED = "failed"  #: none did; also a timeout: a probe is never inconclusive
-    NOT_RUN = "not_run"  #: the engine has no room that could be set aside for it; `reason` says which
 
 
 @final

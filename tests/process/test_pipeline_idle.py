@@ -8,9 +8,9 @@ import time
 
 import psutil
 import pytest
-from process.lanes import engine_pid, plain_lane, simulated_lane
+from process.lanes import engine_pid, gone, plain_lane, simulated_lane, stopped, until
 
-from boundedgen import BoundedPipeline, FinishReason, LeaseLost
+from boundedgen import BoundedPipeline, FinishReason, HealthState, LeaseLost, Limits, ProbeVerdict
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -59,3 +59,24 @@ def test_field_report_81_a_lease_expires_on_time_while_the_engine_has_nothing_el
             with pytest.raises(LeaseLost):
                 generation.result(5)
             assert 0.4 < time.monotonic() - began < 1.5
+
+
+def test_an_engine_that_stands_still_in_an_idle_lane_is_found_and_replaced_by_the_lane_itself() -> None:
+    """SIGSTOP, and nobody asks for anything: within probe_idle + ack it is killed, and the next one answers."""
+    limits = Limits(probe_idle=1.0, probe_timeout=0.5, ack=1.5)
+    with contextlib.closing(simulated_lane(limits=limits)) as lane:
+        lane.wait_ready()
+        until(lambda: lane.stats().last_probe is ProbeVerdict.OK, 10.0)
+        pid = engine_pid(lane)
+        with stopped(pid):
+            began = time.monotonic()
+            until(lambda: lane.health().state is HealthState.STALLED, 10.0)
+            assert lane.health().reason == "the last probe failed: no token within 0.5 s"
+            gone(pid, 10.0)
+            took = time.monotonic() - began
+        assert took < 1.0 + 1.5 + 1.5
+        lane.wait_ready(30)
+        until(lambda: lane.stats().last_probe is ProbeVerdict.OK, 10.0)
+        assert {cause: number for cause, number in lane.stats().kills_total.items() if number} == {"ack": 1}
+        assert served(lane) < 1.0
+        print(f"\nkilled {took:.2f} s after it was stopped")

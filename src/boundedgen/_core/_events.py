@@ -270,6 +270,11 @@ class DecideRestart:
 
 
 @frozen
+class Probe:
+    """The lane was idle for so long that it is to be tried."""
+
+
+@frozen
 class EndLease:
     lease: str
     how: str  #: "expired" or "revoked"
@@ -283,4 +288,4 @@ class Became:
     detail: str
 
 
-Effect = Spawn | Kill | Lost | Admit | Stop | Emit | Settle | Prove | DecideRestart | EndLease | Became
+Effect = Spawn | Kill | Lost | Admit | Stop | Emit | Settle | Prove | DecideRestart | Probe | EndLease | Became

@@ -7,6 +7,7 @@ wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expir
 
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
+from boundedgen._core._idling import Idling
 from boundedgen._core._leases import Lease
 from boundedgen._core._life import Death
 from boundedgen._core._phases import EnginePhase
@@ -25,6 +26,7 @@ class Governor(Reporting):
 
     def __init__(self, limits: Limits, *, forget_after: float = 60.0, reserve: bool = True) -> None:
         super().__init__(limits, forget_after=forget_after, reserve=reserve)
+        self._idling = Idling(limits.probe_idle)
         self._now = 0.0  # of the last input
         self._expected: float | None = None  # the instant that the driver was told to wake up at
 
@@ -171,7 +173,7 @@ class Governor(Reporting):
             self.watch.woke(now)
 
     def tick(self, now: float) -> None:
-        """Leases, then deadlines, then the engine's life and those lost with it, then admission."""
+        """Leases, then deadlines, then the engine's life and those lost with it, then admission; then, is it idle?"""
         self._now = now
         self._notice_a_standstill(now)
         self._expire_leases(now)
@@ -181,6 +183,9 @@ class Governor(Reporting):
         self._part(now)
         self._end_leases_if_over(now)
         self._admit_what_fits(now)
+        idle = self.life.up and not self.sequences and not self.stays
+        if self._idling.due(idle, now):
+            self._effects.append(ev.Probe())
 
     def leases_due(self, now: float) -> list[str]:
         """Leases that the next tick at `now` would end: the driver asks for late evidence of them first."""
@@ -191,6 +196,7 @@ class Governor(Reporting):
         readings = [self._ready.earliest(), self.leases.earliest()]
         instants = [self.clock.instant(r) for r in readings if r is not None]
         instants += [self._wall.earliest(), self.life.next(), self.watch.next(self._now)]
+        instants.append(self._idling.next())
         self._expected = min((at for at in instants if at is not None), default=None)
         return self._expected
 

@@ -47,6 +47,7 @@ class Watch:
     reported_end: float = float("-inf")  #: of the last of them
     boot_at: float | None = None
     progress_at: float | None = None  #: None while the engine holds nothing
+    moved_at: float = float("-inf")  #: the last progress there was, whatever the engine holds now
     _woke_at: float = float("-inf")
     _woke_outside: float = float("-inf")
     _orders: dict[tuple[str, int], _Order] = field(factory=dict)
@@ -94,8 +95,9 @@ class Watch:
             took = report.ended - report.began if report.began > self._woke_at else None
             self.pace.completed(report.tokens, report.attention, took)
         self.steps, self.reported_end = report.steps, report.ended
-        if self.progress_at is not None and (report.scheduled or report.taken or report.released or report.finished):
-            self.progress_at = now
+        if report.scheduled or report.taken or report.released or report.finished:
+            self.moved_at = now
+            self.progress_at = None if self.progress_at is None else now
 
     def holding(self, anything: bool, now: float) -> None:
         """Progress is expected exactly while the engine holds something."""
