@@ -253,6 +253,29 @@ class Limits:
     probe_timeout: float = _limit(
         10.0, "s", "without a token within this, the probe of an idle lane is FAILED, and the lane STALLED", least=0.01
     )
+    engine_age: float | None = _limit(
+        None,
+        "s",
+        "since it was ready; an engine that is older is replaced at a moment at which it holds nothing. None: never",
+        least=0.01,
+        optional=True,
+    )
+    engine_rss_bytes: int | None = _limit(
+        None,
+        "bytes",
+        "resident memory of the engine's process; one that is larger is replaced in the same way, but not within ten "
+        "times its boot. None: never",
+        least=1,
+        whole=True,
+        optional=True,
+    )
+    recycle_drain: float = _limit(
+        10.0,
+        "s",
+        "an engine to be replaced for its age or size is given nothing new for this long, so that what it holds can "
+        "end; if that does not, it is put off for ten times as long. 0: nothing is held back for it",
+        least=0.0,
+    )
     outbox_bytes: int = _limit(
         1 << 20,
         "bytes",

@@ -28,7 +28,7 @@ from boundedgen._runtime import Runtime
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
 
-_HOW_LOST = {ev.Cause.CLOSE: "ended", ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
+_HOW_LOST = {ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
 
 
 class Driver:
@@ -286,9 +286,9 @@ class Driver:
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
 
     def _lost(self, effect: ev.Lost) -> None:
-        level = logging.INFO if effect.cause is ev.Cause.CLOSE else logging.ERROR
+        level = logging.INFO if effect.cause.orderly else logging.ERROR
         said = f"; its last output:\n{effect.output.rstrip()}" if effect.output.strip() else ""
-        how = _HOW_LOST.get(effect.cause, f"killed ({effect.cause})")
+        how = "ended" if effect.cause.orderly else _HOW_LOST.get(effect.cause, f"killed ({effect.cause})")
         self.log(level, "engine %d %s: %s%s", effect.incarnation, how, effect.detail, said)
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
@@ -303,7 +303,8 @@ class Driver:
 
     def _became(self, effect: ev.Became, now: float) -> None:
         self._gauges.became(effect.state, now)
-        level = {"recovering": logging.WARNING, "failed": logging.ERROR}.get(effect.state, logging.INFO)
+        outage = logging.INFO if self.governor.life.orderly else logging.WARNING
+        level = {"recovering": outage, "failed": logging.ERROR}.get(effect.state, logging.INFO)
         self.log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
         facts = self.governor.life.facts
         for finding in facts.findings if facts is not None and effect.state == "ready" else ():

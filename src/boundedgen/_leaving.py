@@ -50,7 +50,7 @@ class Leaving:
     def spare(self, driver: Driver, effect: ev.Kill, now: float) -> bool:
         """True: `to_kill` will name it. False: kill it now."""
         box = self.black_box
-        if box is not None and effect.cause is not ev.Cause.CLOSE:
+        if box is not None and not effect.cause.orderly:
             self._doomed = self._unharmed(driver, lambda: box.killing(driver, effect, now))
         return self._doomed is not None and self._doomed.incarnation == effect.incarnation
 

@@ -31,7 +31,7 @@ REFUSED_BY_STATE = (PipelineClosed, EngineUnavailable, EngineFailed, DeviceUnava
 ENDINGS = dict.fromkeys((reason.value for reason in FinishReason), 0)
 BOUNDS = dict.fromkeys((bound.name for bound in fields(Bounds)), 0)
 LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refused"), 0)
-FAULTS = tuple(cause.value for cause in Cause if cause is not Cause.CLOSE)  # an orderly close must set off no alarm
+FAULTS = tuple(cause.value for cause in Cause if not cause.orderly)  # an orderly end must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
@@ -78,6 +78,7 @@ def stats_of(
         cache_usage=snapshot.usage,
         cache_usage_max=snapshot.usage_max,
         cache_bytes=snapshot.cache_bytes,
+        engine_rss_bytes=snapshot.rss_bytes,
         step_current_s=max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
         step_budget_s=driver.governor.watch.pace.budget(pulse) if pulse.in_step else None,
         last_step_s=snapshot.last_step_s,
@@ -97,6 +98,7 @@ def stats_of(
         restarts_total=counters["restarts"],
         kills_total={cause: snapshot.kills.get(cause, 0) for cause in FAULTS},
         closes_total=snapshot.kills.get(Cause.CLOSE.value, 0),
+        recycled_total=snapshot.kills.get(Cause.RECYCLE.value, 0),
         resumed_total=counters["resumed"],
         paused_total=0,
         quarantined_total=counters["quarantined"],

@@ -39,6 +39,7 @@ class Snapshot:
     usage: float | None
     usage_max: float | None
     cache_bytes: int | None
+    rss_bytes: int | None  #: of the engine, as it told last
     last_step_s: float | None
     progress_at: float | None
     moved_at: float  #: the last progress that there was, or when the engine became ready
@@ -97,6 +98,7 @@ class Gauges:
             usage=usage,
             usage_max=self._usage_max,
             cache_bytes=self._cache_bytes,
+            rss_bytes=life.rss_bytes,
             last_step_s=None if report is None else report.ended - report.began,
             progress_at=governor.watch.progress_at,
             moved_at=max(governor.watch.moved_at, life.ready_at or 0.0),

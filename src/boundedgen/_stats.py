@@ -93,6 +93,7 @@ class SchedulerStats:
     cache_usage: float | None  #: 0 to 1, of the fullest pool, at the last step; None: no step yet
     cache_usage_max: float | None  #: the highest so far; None: no step yet
     cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
+    engine_rss_bytes: int | None  #: resident memory of the engine's process, as of its last word; None: not told
     step_current_s: float  #: age of the step in flight; 0 when none is
     step_budget_s: float | None  #: what it may take before the engine is killed for it; None when none is
     last_step_s: float | None  #: how long the last step took (all of them, if reports were merged); None: no step yet
@@ -111,9 +112,10 @@ class SchedulerStats:
     tokens_total: int  #: visible ones
     late_tokens_total: int  #: produced after the end of their sequence; dropped
     steps_total: int  #: that returned
-    restarts_total: int  #: READY again after an engine was lost
+    restarts_total: int  #: READY again after an engine was lost; one that was recycled is no loss
     kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum
     closes_total: int  #: engines ended by an orderly close (cause CLOSE); in no kills_total
+    recycled_total: int  #: engines ended and replaced for their age or size (cause RECYCLE); in no kills_total
     resumed_total: int  #: taken up again by the next engine (RestartPolicy.resume="continue")
     paused_total: int  #: 0: not there yet
     quarantined_total: int  #: ended QUARANTINED: two engines failed on them

@@ -120,7 +120,7 @@ def test_a_fault_is_one_and_stays_one_after_the_close() -> None:
 
 def test_kills_are_told_by_every_cause_that_is_a_fault() -> None:
     with lane() as (pipeline, _):
-        assert set(pipeline.stats().kills_total) == {cause.value for cause in ev.Cause} - {"close"}
+        assert set(pipeline.stats().kills_total) == {cause.value for cause in ev.Cause} - {"close", "recycle"}
 
 
 # --- plain data ------------------------------------------------------------------------------------------------------

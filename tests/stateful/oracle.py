@@ -141,6 +141,12 @@ class Oracle:
         self.progress_at: float | None = None
         self.woke_at = float("-inf")
         self.woke_outside = float("-inf")
+        self.rss: int | None = None  #: as the engine that is up told last
+        self.safe = False  #: in this wake: the engine is too old or too large, and holds nothing
+        self.paused = False  #: so that it can become empty
+        self.pause_turns_at = float("-inf")  #: when that begins or ends
+        self.recycled = False  #: no engine was lost, or ready, since one was recycled
+        self.recyclings = self.restarts = 0
         self.ghosts: set[int] = set()
         self.states: list[str] = []
 
@@ -231,6 +237,7 @@ class Oracle:
             case _ if self.doomed:
                 return
             case ev.Ready() if self.phase == "starting":
+                self.rss = report.rss_bytes
                 if self._trusted(report.facts.canary):
                     self._became_ready(report.facts, now)
                 else:
@@ -262,6 +269,8 @@ class Oracle:
 
     def _became_ready(self, facts: ev.EngineFacts, now: float) -> None:
         again = self.facts is not None
+        self.restarts += again and not self.recycled
+        self.recycled = False
         self.phase, self.facts, self.ready_since = "up", facts, now
         self.needs = Needs(facts.pools, tuple(facts.probe_blocks.get(p.name, 0) for p in facts.pools))
         self.running_max = min(facts.running_max, self.limits.running_max or facts.running_max)
@@ -279,6 +288,7 @@ class Oracle:
         if self.phase in ("starting", "up"):
             self.died_now = True
             self._failed(now)
+        self.respawn_at = now if self.recycled else None
         self.ready.stand(now)
         self._all_gone()
         self.phase = "down"
@@ -289,6 +299,7 @@ class Oracle:
             stay.gone = "died"
 
     def _failed(self, now: float) -> None:
+        self.recycled = False
         self.failing_since = self.failing_since if self.failures else now
         self.failures += 1
 
@@ -300,6 +311,7 @@ class Oracle:
     def _progressed(self, report: ev.Progress, now: float) -> None:
         self.reported_steps = report.steps
         self.budgets.received(report, self.woke_at)
+        self.rss = self.rss if report.rss_bytes is None else report.rss_bytes
         for id_ in report.taken:
             self.stays[id_].taken = True
         for finish in report.finished:
@@ -341,6 +353,27 @@ class Oracle:
                 stay.gone = "reconciled"
         self.ghosts = {i for i in held if self.stays[i].gone}
 
+    # --- recycling -----------------------------------------------------------------------------------------------
+
+    def ticks(self, now: float) -> None:
+        """Reports and commands of this wake are heard. Nobody is held back for longer than a drain in eleven."""
+        drain = self.limits.recycle_drain
+        worn = self.phase == "up" and not self.doomed and not self.closing and self._worn(now)
+        held = any(True for _ in self.open_stays())
+        self.safe = worn and not held
+        if not worn or self.safe:
+            self.paused, self.pause_turns_at = False, float("-inf")
+        elif drain and now >= self.pause_turns_at:
+            self.paused = not self.paused
+            self.pause_turns_at = now + (drain if self.paused else 10 * drain)
+
+    def _worn(self, now: float) -> bool:
+        limits, age = self.limits, now - self.ready_since
+        if limits.engine_age is not None and now >= self.ready_since + limits.engine_age:
+            return True
+        large = limits.engine_rss_bytes is not None and self.rss is not None and self.rss >= limits.engine_rss_bytes
+        return large and age >= 10 * (self.ready_since - self.spawned_at) - EPS
+
     # --- effects -------------------------------------------------------------------------------------------------
 
     def observe(self, effect: ev.Effect, now: float) -> None:
@@ -367,6 +400,7 @@ class Oracle:
                 self._lost(effect.cause)
             case ev.DecideRestart():
                 assert self.phase == "down"
+                assert not self.recycled, "a recycling is no loss"
                 assert not self.closing
                 assert not self.permanent
                 assert (effect.failures, effect.since) == (self.failures, self.failing_since), "the budget is told"
@@ -420,6 +454,9 @@ class Oracle:
         if effect.cause is ev.Cause.CLOSE:
             assert self.closing
             assert now <= self.drain_until + EPS or now == self.woke_at, "the drain lasted too long"
+        elif effect.cause is ev.Cause.RECYCLE:
+            assert self.safe, "an engine was recycled that is not worn, or holds something"
+            self.recycled, self.recyclings = True, self.recyclings + 1
         else:
             assert self.engine is not None
             why = self.engine.triggered & JUSTIFIES[effect.cause]
@@ -448,6 +485,7 @@ class Oracle:
         assert self.needs is not None
         needs = self.needs.of(row.submission)
         probe = row.submission.probe
+        assert probe or not self.paused, "somebody was admitted to an engine that is to become empty"
         assert probe or not self._trial(), "a suspect is tried with no newcomer beside it"
         self.stays[effect.stay] = StayRow(effect.stay, row, needs, probe, self._outside(now), row.suspect)
         row.stay, row.admitted = effect.stay, True
@@ -611,6 +649,8 @@ class Oracle:
     def after_wake(self, now: float) -> None:
         """What must hold whenever the driver goes to sleep."""
         assert not (self.closing and self.phase == "down"), "closed once the engine is gone"
+        assert not (self.safe and self.phase == "up"), "a worn engine that holds nothing is recycled at once"
+        assert not (self.recycled and self.phase == "down"), "and the next one is started at once"
         self._check_nobody_is_overdue(now)
         self._check_work_is_conserved()
         self._check_stops_were_sent()
@@ -642,7 +682,7 @@ class Oracle:
             return
         held = [s for s in self.open_stays() if not s.probe]
         head = next(self.waiting(probe=False), None)
-        if head is not None and not self._trial():
+        if head is not None and not self._trial() and not self.paused:
             assert not self._never_fits(head.submission), "what can never fit is refused"
             needs = [s.needs for s in held] + [self.needs.of(head.submission)]
             assert len(held) >= self.running_max or not self.needs.fits(needs), "a sequence waits although it fits"

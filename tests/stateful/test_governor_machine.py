@@ -46,6 +46,15 @@ POOLS = {
     "hybrid, cached": (KV, ev.PoolFacts("linear_attention", 6, 8)),
 }
 KV_BLOCKS = (4, 13, 26)  #: an engine that sizes its cache by bytes comes back with another number
+#: Where an engine can become too old or too large; one that is always too large is not within ten boots.
+WEAR: tuple[dict[str, float], ...] = (
+    {},
+    {},
+    {"engine_age": 2.5, "recycle_drain": 1.0},
+    {"engine_age": 15.0, "recycle_drain": 3.0},
+    {"engine_age": 15.0, "recycle_drain": 0.0},
+    {"engine_rss_bytes": 1_000, "recycle_drain": 1.0},
+)
 FORGET_AFTER = 20.0
 SLACK = _deadlines.SLACK
 FAULTS = [k for k in K if k is not K.LATE_WORDS and k is not K.UNKILLABLE and k not in BOOT_FAULTS]
@@ -81,6 +90,9 @@ class GovernorMachine(RuleBasedStateMachine):
         lurking=st.none() | st.sampled_from(FAULTS),
         booted=st.booleans(),
         slack=st.sampled_from([0, SLACK]),
+        wear=st.sampled_from(WEAR),
+        rss_bytes=st.sampled_from([None, None, 500, 2_000]),
+        boot_s=st.sampled_from([3.0, 3.0, 0.5]),
     )
     def begin(
         self,
@@ -94,6 +106,9 @@ class GovernorMachine(RuleBasedStateMachine):
         lurking: K | None,
         booted: bool,
         slack: int,
+        wear: dict[str, float],
+        rss_bytes: int | None,
+        boot_s: float,
     ) -> None:
         _deadlines.SLACK = slack
         self.clock = VirtualClock()
@@ -103,12 +118,14 @@ class GovernorMachine(RuleBasedStateMachine):
             running_max=running_max,
             max_num_batched_tokens=batch,
             natural_length=self._natural_length,
-            boot_s=3.0,
+            boot_s=boot_s,
+            rss_bytes=rss_bytes,
             step_s=step_s,
             pipe_s=pipe_s,
         )
-        self.governor = Governor(LIMITS, forget_after=FORGET_AFTER)
-        self.oracle = Oracle(LIMITS, FORGET_AFTER)
+        self.limits = evolve(LIMITS, **wear)
+        self.governor = Governor(self.limits, forget_after=FORGET_AFTER)
+        self.oracle = Oracle(self.limits, FORGET_AFTER)
         self.engine: SimEngine | None = None
         self.next_faults = [Fault(kind=kind, permanent=patience == 2) for kind in faults]
         if lurking is not None:
@@ -156,6 +173,7 @@ class GovernorMachine(RuleBasedStateMachine):
         commands, self.commands = self.commands, []
         for command in commands:
             command(now)
+        self.oracle.ticks(now)
         self._feed(lambda: governor.tick(now))
         self._carry_out()
         self.oracle.after_wake(now)
@@ -222,6 +240,7 @@ class GovernorMachine(RuleBasedStateMachine):
         assert tally.submitted == sum(not r.submission.probe for r in oracle.rows.values())
         assert +Counter(tally.finished) == +oracle.reasons
         assert tally.submitted == tally.finished.total() + census.waiting + census.running
+        assert (tally.restarts, tally.kills["recycle"]) == (oracle.restarts, oracle.recyclings)
         assert set(self.governor.sequences) == {r.submission.id for r in oracle.open_rows()}
         if oracle.phase not in ("failed", "closed"):
             assert set(self.governor.stays) == {s.id for s in oracle.open_stays()}
@@ -519,6 +538,13 @@ class GovernorMachine(RuleBasedStateMachine):
         if sure:
             self._the_engine.kill(self.now)
 
+    @rule(rss_bytes=st.sampled_from([500, 999, 1_000, 1_000]), load=st.booleans())
+    def grow_or_shrink(self, rss_bytes: int, load: bool) -> None:
+        """It tells with its next report."""
+        self._the_engine.rss_bytes = rss_bytes
+        if load:
+            self._work_for(3.5, {})
+
     @rule(blocks=st.sampled_from(KV_BLOCKS))
     def resize_the_next_engine(self, blocks: int) -> None:
         first, *rest = self.model.pools
@@ -606,7 +632,8 @@ class GovernorMachine(RuleBasedStateMachine):
         assert not any(self.governor.ledger.reserved)
         assert len(self._the_engine.scheduler) == 0
         assert self._the_engine.held() == ()
-        assert self.wakeup is None, "nothing to do, nothing to wake up for"
+        wears = self.limits.engine_age is not None or self.limits.engine_rss_bytes is not None
+        assert wears or self.wakeup is None, "nothing to do, nothing to wake up for"
 
     def _refuse_for_ever(self) -> None:
         last = self._new(prompt_tokens=1, max_new_tokens=1, bounds=Bounds(total=TOTAL_MAX))

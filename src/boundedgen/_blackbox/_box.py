@@ -101,8 +101,7 @@ class BlackBox:
     def before_the_end(self, driver: Driver, now: float) -> Scene | None:
         """The process is gone, and the governor has not heard of it. None: this is no incident, or known as one."""
         life = driver.governor.life
-        orderly = life.death is not None and life.death.cause is ev.Cause.CLOSE
-        return None if orderly or life.incarnation == self._seen else self._scene(driver, now)
+        return None if life.orderly or life.incarnation == self._seen else self._scene(driver, now)
 
     def ended(self, driver: Driver, scene: Scene, report: ev.Exited) -> None:
         """The governor has heard of it, and knows the cause."""

@@ -10,6 +10,7 @@ from boundedgen._core._admission import Capacity, Ledger
 from boundedgen._core._deadlines import Agenda, ReadyClock
 from boundedgen._core._leases import Leases
 from boundedgen._core._life import Life
+from boundedgen._core._pause import Pause
 from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Ended, Queue, Sequence
 from boundedgen._core._stays import Stay
@@ -36,6 +37,7 @@ class Books:
         self.limits = limits
         self._reserve = reserve
         self.life = Life(limits)
+        self.pause = Pause(limits)
         self.watch = Watch(limits)
         self.ledger = Ledger()
         self.clock = ReadyClock()

@@ -25,6 +25,12 @@ class Cause(enum.StrEnum):
     WIRE = "wire"  #: a frame that cannot be read
     CANARY = "canary"  #: the generation before traffic did not come back right
     CLOSE = "close"  #: the pipeline was closed
+    RECYCLE = "recycle"  #: it was too old or too large, and held nothing
+
+    @property
+    def orderly(self) -> bool:
+        """Nothing has failed: it is no loss, no incident and nobody's fault, and calls for no alarm."""
+        return self in (Cause.CLOSE, Cause.RECYCLE)
 
 
 # --- what an engine is -------------------------------------------------------------------------------------------
@@ -66,6 +72,7 @@ class EngineFacts:
 class Ready:
     incarnation: int
     facts: EngineFacts
+    rss_bytes: int | None = None  #: resident memory of its process; None: not told
 
 
 @frozen
@@ -142,6 +149,7 @@ class Progress:
     cache_bytes: int | None = None
     tokens: int = 0  #: scheduled at most, as the stamps said while the step ran; of merged ones the sum
     attention: int = 0  #: likewise: sum over them of scheduled tokens times context
+    rss_bytes: int | None = None  #: resident memory of its process, every so many seconds; None: not told this time
 
 
 @frozen

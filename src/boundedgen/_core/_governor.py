@@ -158,6 +158,7 @@ class Governor(Reporting):
             case ev.Progress():
                 self._progressed(report, now)
             case ev.Ready():
+                self.life.rss_bytes = report.rss_bytes
                 self._became_ready(report.facts, now)
             case ev.BootFailed():
                 self._kill(Death(ev.Cause.BOOT, report.text, report.permanent, report.kind), now)
@@ -180,6 +181,7 @@ class Governor(Reporting):
         self._expire_deadlines(now)
         self._judge(now)
         self._live_on(now)
+        self._recycle(now)
         self._part(now)
         self._end_leases_if_over(now)
         self._admit_what_fits(now)
@@ -195,8 +197,8 @@ class Governor(Reporting):
         """The instant at which `tick` has something to do if nothing else happens; None: never."""
         readings = [self._ready.earliest(), self.leases.earliest()]
         instants = [self.clock.instant(r) for r in readings if r is not None]
-        instants += [self._wall.earliest(), self.life.next(), self.watch.next(self._now)]
-        instants.append(self._idling.next())
+        instants += [self._wall.earliest(), self.life.next(), self._recycle_at(), self._idling.next()]
+        instants.append(self.watch.next(self._now))
         self._expected = min((at for at in instants if at is not None), default=None)
         return self._expected
 

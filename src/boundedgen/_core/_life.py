@@ -6,6 +6,8 @@ from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause, EngineFacts
 from boundedgen._core._phases import EnginePhase, move
 
+APART = 10  #: times its boot for which no engine is too large: one that always is would do nothing else but boot
+
 
 @define
 class Death:
@@ -36,6 +38,7 @@ class Life:
     spawned_at: float | None = None  #: while it boots
     boot_s: float | None = None  #: seconds that the last boot took
     ready_at: float | None = None
+    rss_bytes: int | None = None  #: resident memory of this incarnation, as it told last
     failures: int = 0  #: in a row
     failing_since: float = 0.0
     canary: tuple[int, ...] = ()  #: what an engine has to answer; empty: none has answered yet
@@ -48,13 +51,20 @@ class Life:
         return self.phase is EnginePhase.UP
 
     @property
+    def orderly(self) -> bool:
+        """It is going or gone, and that is no loss."""
+        return self.death is not None and self.death.cause.orderly
+
+    @property
     def over(self) -> bool:
         return self.phase in (EnginePhase.FAILED, EnginePhase.CLOSED)
 
     def why(self) -> str:
         """Why the engine is not there: the latest cause, and how often in a row. Empty: nothing happened."""
-        if self.death is None or self.death.cause is Cause.CLOSE:
+        if self.death is None or (self.closing and self.orderly):
             return ""
+        if self.orderly:
+            return self.death.detail
         again = f" ({self.failures} in a row)" if self.failures > 1 else ""
         return f"{self.death.cause.value}: {self.death.detail}{again}"
 
@@ -67,7 +77,7 @@ class Life:
         """The next incarnation; the one before is reaped."""
         move(self, EnginePhase.STARTING)
         self.incarnation += 1
-        self.respawn_at = self.killed_at = self.ready_at = None
+        self.respawn_at = self.killed_at = self.ready_at = self.rss_bytes = None
         self.spawned_at = now
         return self.incarnation
 
@@ -87,8 +97,8 @@ class Life:
 
     def die(self, death: Death, now: float) -> None:
         move(self, EnginePhase.DYING)
-        self.death, self.killed_at, self.spawned_at = death, now, None
-        if death.cause is not Cause.CLOSE:
+        self.death, self.killed_at, self.spawned_at, self.rss_bytes = death, now, None, None
+        if not death.cause.orderly:
             self.failing_since = self.failing_since if self.failures else now
             self.failures += 1
 
@@ -96,6 +106,26 @@ class Life:
         """Tokens came out. The failures before are forgotten once this incarnation has served for `forget_after`."""
         if self.failures and self.ready_at is not None and now - self.ready_at >= forget_after:
             self.failures = 0
+
+    def worn_at(self) -> float | None:
+        """The instant from which on this engine is to be recycled, as far as is known; None: there is none."""
+        if not self.up or self.closing or self.ready_at is None:
+            return None
+        limits, found = self.limits, []
+        if limits.engine_age is not None:
+            found.append(self.ready_at + limits.engine_age)
+        if limits.engine_rss_bytes is not None and (self.rss_bytes or 0) >= limits.engine_rss_bytes:
+            found.append(self.ready_at + APART * (self.boot_s or 0.0))
+        return min(found, default=None)
+
+    def worn(self, now: float) -> str:
+        """Why it is to be recycled now, in words; empty: it is not."""
+        at, limits = self.worn_at(), self.limits
+        if at is None or self.ready_at is None or now < at:
+            return ""
+        if limits.engine_age is not None and now >= self.ready_at + limits.engine_age:
+            return f"recycling: age {now - self.ready_at:.0f} s"
+        return f"recycling: size {(self.rss_bytes or 0) / 1e6:.0f} MB"
 
     def reap_overdue_at(self) -> float | None:
         return (

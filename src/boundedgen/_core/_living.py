@@ -36,7 +36,7 @@ class Living(Resuming):
 
     def reason(self) -> str:
         """Why it is in this state, in words; empty: nothing went wrong."""
-        why = self.life.why()
+        why = self.life.why() or self.pause.why
         if not self.failed_because:
             return why
         death = self.life.death
@@ -65,14 +65,14 @@ class Living(Resuming):
             )
             self._kill(Death(ev.Cause.CANARY, detail), now)
             return
-        again = self.life.facts is not None
+        again, lost = self.life.facts is not None, not self.life.orderly
         self.life.ready(facts, now)
         self.watch.ready()
         self.capacity = Capacity.of(facts, self.limits.running_max)
         self.ledger.open(self.capacity)
         self.clock.run(now)
         if again:
-            self.tally.restarts += 1
+            self.tally.restarts += lost
             self.leases.grace(self.clock.at(now))
         self._became()
         self._turn_away_what_no_longer_fits(now)
@@ -112,7 +112,7 @@ class Living(Resuming):
         death, self._parting = self._parting, None
         if death is None:
             return
-        if death.cause is not ev.Cause.CLOSE:
+        if not death.cause.orderly:
             self._survive(death, now)
         if self.life.closing:
             self._settle_all(Why.SHUTDOWN, now)
@@ -145,7 +145,14 @@ class Living(Resuming):
             self._fail(now, death.detail)
         else:
             move(self.life, EnginePhase.DOWN)
-            life = self.life
+            self._start_again(death, now)
+
+    def _start_again(self, death: Death, now: float) -> None:
+        """At once after a recycling; after a loss, when the restart policy says so."""
+        life = self.life
+        if death.cause.orderly:
+            life.respawn_at = now
+        else:
             self._effects.append(ev.DecideRestart(life.incarnation, life.failures, life.failing_since, death.cause))
 
     def _fail(self, now: float, detail: str) -> None:

@@ -15,7 +15,7 @@ class Occupying(Settling):
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
-        while self.trial is None and (sequence := self.suspects.head() or self.queue.head()) is not None:
+        while not (self.pause.on or self.trial) and (sequence := self.suspects.head() or self.queue.head()) is not None:
             needs = self._needs(sequence, capacity) if self._reserve else (0,) * len(capacity.pools)
             if not self.ledger.fits(needs):
                 return

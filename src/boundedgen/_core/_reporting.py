@@ -1,21 +1,23 @@
 """What a report of the engine changes."""
 
 from boundedgen._core import _events as ev
-from boundedgen._core._living import Living
 from boundedgen._core._phases import SequencePhase, StayPhase, move
+from boundedgen._core._recycling import Recycling
 from boundedgen._core._sequences import Sequence
 from boundedgen._errors import FinishReason as Why
 
 CACHE_TRIES = 3  #: stays that the engine may end for lack of cache before the sequence is given up
 
 
-class Reporting(Living):
+class Reporting(Recycling):
     def _progressed(self, report: ev.Progress, now: float) -> None:
         if not self.life.up:
             return
         if report.steps - self.watch.steps <= 1:  # of merged ones it is not known which step was in time
             self._expire_before(report.ended, now)
         self.last_report = report
+        if report.rss_bytes is not None:
+            self.life.rss_bytes = report.rss_bytes
         self.tally.steps += report.steps - self.watch.steps
         self.watch.reported(report, now)
         for id_ in report.taken:

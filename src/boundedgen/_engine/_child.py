@@ -26,6 +26,7 @@ from boundedgen._engine._frames import WireError
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Work, schedule
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
+from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
 from boundedgen._engine._tidings import Tidings
 from boundedgen._engine._wire import Boot, Halt, Hello, Word
@@ -57,9 +58,18 @@ class Held:
 class Loop:
     """One incarnation's life after it became ready."""
 
-    def __init__(self, engine: Engine, line: Line, stamps: StampWriter, incarnation: int, early: list[Word]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        line: Line,
+        stamps: StampWriter,
+        incarnation: int,
+        early: list[Word],
+        size: Size | None = None,
+    ) -> None:
         self._engine, self._line, self._stamps, self._incarnation = engine, line, stamps, incarnation
         self._held: dict[int, Held] = {}
+        self._size = size
         self._halts: list[int] = []
         self._arrivals: dict[int, Request] = {}
         self._tidings = Tidings()
@@ -222,7 +232,8 @@ class Loop:
             return
         if self._tidings.table_due:  # of now: what merged reports admit and release is in it
             self._tidings.held = tuple(self._held)
-        self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics))
+        rss = None if self._size is None else self._size.due(time.monotonic())
+        self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics, rss))
         self._tidings = Tidings()
 
 
@@ -271,8 +282,9 @@ def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
     engine, facts = _boot(load, words[0], line, incarnation)
     gc.collect()
     gc.freeze()
-    line.send(Ready(incarnation, facts))
-    Loop(engine, line, writer, incarnation, words[1:]).run()
+    size = Size()
+    line.send(Ready(incarnation, facts, size.due(time.monotonic())))
+    Loop(engine, line, writer, incarnation, words[1:], size).run()
 
 
 def _boot(load: Load, first: Word, line: Line, incarnation: int) -> tuple[Engine, EngineFacts]:

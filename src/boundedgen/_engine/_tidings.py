@@ -45,7 +45,7 @@ class Tidings:
         self.attention += load[1]
         self.news = True
 
-    def report(self, incarnation: int, steps: int, ended: float, metrics: Metrics) -> Progress:
+    def report(self, incarnation: int, steps: int, ended: float, metrics: Metrics, rss: int | None = None) -> Progress:
         return Progress(
             incarnation,
             steps=steps,
@@ -63,4 +63,5 @@ class Tidings:
             cache_bytes=metrics.cache_bytes,
             tokens=self.tokens,
             attention=self.attention,
+            rss_bytes=rss,
         )

@@ -236,6 +236,8 @@ def _from_progress(e: Progress) -> bytes:
     parts = {name: encoder(value) for name, (encoder, _) in _PARTS.items() if (value := getattr(e, name))}
     if e.held is not None:
         parts["held"] = e.held
+    if e.rss_bytes is not None:
+        parts["rss_bytes"] = e.rss_bytes
     plain = all(len(output.token_ids) == 1 and not output.logprobs for output in e.outputs)
     rows = e.outputs if plain else ()
     if not plain:
@@ -279,7 +281,12 @@ _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]
     "finished": (partial(_rows, _from_finish), partial(_each, _to_finish)),
     "released": (partial(_rows, _from_release), partial(_each, _to_release)),
 }
-_DECODE_PART = {"held": _ints, "outputs": _to_outputs} | {name: decoder for name, (_, decoder) in _PARTS.items()}
+_DECODE_PART: Mapping[str, Callable[[Any], Any]] = {
+    "held": _ints,
+    "rss_bytes": _int,
+    "outputs": _to_outputs,
+    **{name: decoder for name, (_, decoder) in _PARTS.items()},
+}
 
 
 def _from_ready(e: Ready) -> list[Any]:
@@ -288,6 +295,7 @@ def _from_ready(e: Ready) -> list[Any]:
     return [
         *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
         *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact),
+        e.rss_bytes,
     ]
 
 
@@ -298,7 +306,7 @@ def _to_pool(v: Any) -> PoolFacts:
 
 def _to_ready(incarnation: int, v: Any) -> Ready:
     device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
-    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact = rest
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, rss_bytes = rest
     facts = EngineFacts(
         device=_str(device),
         versions={name: _str(version) for name, version in _dict(versions).items()},
@@ -315,7 +323,7 @@ def _to_ready(incarnation: int, v: Any) -> Ready:
         canary=_ints(canary),
         exact=_bool(exact),
     )
-    return Ready(incarnation, facts)
+    return Ready(incarnation, facts, _or_none(_int, rss_bytes))
 
 
 def _to_boot_failed(incarnation: int, v: Any) -> BootFailed:

@@ -7,9 +7,9 @@ time that Python needs to start, and the token at position p of a stay (its prom
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at`, `mute_at` (step numbers), `flood_bytes`, `step_s` (each step takes so long),
-`slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool),
-`grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or
+`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at` (step numbers), `flood_bytes`, `grow_bytes`, `step_s` (each step
+takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops`
+(bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or
 "hang": what loading does as long as a CACHE_DIR of the properties holds a file named bad.blob).
 """
 
@@ -195,6 +195,7 @@ class FaultyEngine:
         self._engine, self._fault = engine, fault
         self._incarnation, self._reports = incarnation, reports
         self._steps = 0
+        self._ballast = b""
 
     @property
     def facts(self) -> EngineFacts:
@@ -211,7 +212,7 @@ class FaultyEngine:
     def step(self) -> Metrics:
         self._steps += 1
         self._delay()
-        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute"):
+        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute", "grow"):
             if self._fault.get(f"{name}_at") == self._steps:
                 getattr(self, f"_{name}")()
         return self._engine.step()
@@ -256,6 +257,9 @@ class FaultyEngine:
                 left -= 4096 * 6
         with contextlib.suppress(BlockingIOError):
             os.write(2, b"end of the flood\n")
+
+    def _grow(self) -> None:
+        self._ballast = b"x" * int(self._fault["grow_bytes"])
 
     def _mute(self) -> None:
         os.close(1)

@@ -40,9 +40,10 @@ class Oracle:
         self._ends: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._ready = ReadyTime()
-        self._ready_since = INF
+        self._ready_since = self._up_since = INF
         self._was_ready = False
         self._kills: Counter[str] = Counter()
+        self._recycled = 0
         self._waiting: set[int] = set()
 
     # --- what is asked -------------------------------------------------------------------------------------------
@@ -112,6 +113,7 @@ class Oracle:
         self._check_turns(shown)
         self._check_reclaim(shown, stats.steps_total, now)
         self._check_kills(stats)
+        self._check_recycling(stats, shown, now)
         self._check_leases(now)
 
     def open_rows(self) -> Iterator[Row]:
@@ -120,7 +122,7 @@ class Oracle:
     def _follow_the_engine(self, state: HealthState, now: float) -> None:
         if state in SERVING and not self._ready.running:
             self._ready.run(now)
-            self._ready_since = now
+            self._ready_since = self._up_since = now
             for lease in self.leases if self._was_ready else ():
                 self._grace(lease, self._ready.at(now))
             self._was_ready = True
@@ -256,6 +258,15 @@ class Oracle:
         for cause in kills - self._kills:
             assert JUSTIFIES.get(Cause(cause), frozenset()) & happened, f"killed for {cause}, for no reason (promise 3)"
         self._kills = kills
+
+    def _check_recycling(self, stats: SchedulerStats, shown: dict[int, SequenceRow], now: float) -> None:
+        """Promise 3: only one that is old enough, and holds nothing."""
+        if stats.recycled_total > self._recycled:
+            assert self._limits.engine_age is not None, "it was recycled, and nobody asked for that (promise 3)"
+            age = now - self._up_since
+            assert age >= self._limits.engine_age - EPS, "it was recycled before its time (promise 3)"
+            assert not any(row.blocks for row in shown.values()), "it was recycled with somebody inside (promise 3)"
+        self._recycled = stats.recycled_total
 
     def _check_leases(self, now: float) -> None:
         reading = self._ready.at(now)

@@ -54,6 +54,7 @@ class SimEngine:
         self.model = model or SimModel()
         self.faults = list(faults)
         self.triggered: set[FaultKind] = set()
+        self.rss_bytes = self.model.rss_bytes  #: told with every report; a test may change it
         self.exited_at: float | None = None
         self.scheduler = self.model.scheduler()
         self._rows: dict[int, Row] = {}
@@ -192,7 +193,7 @@ class SimEngine:
             self._die(at, 1)
         else:
             lies = self._take(K.BOOT_LIES) is not None
-            self._say(at, Ready(self.incarnation, self.model.facts(lies=lies)))
+            self._say(at, Ready(self.incarnation, self.model.facts(lies=lies), self.rss_bytes))
 
     def _between_steps(self, at: float) -> None:
         self._drain(at)
@@ -385,6 +386,6 @@ class SimEngine:
             return
         if self._tidings.table_due:
             self._tidings.held = self.held()
-        metrics = Metrics(0, self._usage, None)
-        self._say(at, self._tidings.report(self.incarnation, self._steps, self._pulse.ended_at, metrics))
+        ended, metrics = self._pulse.ended_at, Metrics(0, self._usage, None)
+        self._say(at, self._tidings.report(self.incarnation, self._steps, ended, metrics, self.rss_bytes))
         self._tidings = Tidings()

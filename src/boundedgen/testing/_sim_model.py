@@ -30,6 +30,7 @@ class SimModel:
     vocab_size: int = 259
     eos_token_id: int = 2
     natural_length: Callable[[Sequence[int]], int | None] = _never  #: eos as that output token; None: at no length
+    rss_bytes: int | None = None  #: resident memory that a fresh engine tells; None: it tells none
     boot_s: float = 4.0
     step_s: float = 0.02  #: base of a step
     token_s: float = 0.001  #: added for each scheduled token

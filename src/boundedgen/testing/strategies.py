@@ -91,6 +91,8 @@ def limits() -> st.SearchStrategy[Limits]:
         lease_grace=st.sampled_from([0.0, 2.0]),
         waiting_max=st.sampled_from([3, 1024]),
         owner_max=st.sampled_from([None, None, 2]),
+        engine_age=st.sampled_from([None, None, 6.0, 20.0]),
+        recycle_drain=st.sampled_from([0.0, 1.0, 3.0]),
     )
 
 
