@@ -113,6 +113,7 @@ def deep(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--timeout=0", "tests/conformance/test_random_scripts.py", env=long)
     spoilt = ("tests/process/test_compile_cache.py", "tests/gpu/test_pipeline_gpu.py::" + SPOILT_ON_GPU)
     session.run("python", "-m", "pytest", "--timeout=0", *spoilt, env=long)
+    session.run("python", "-m", "pytest", "-k", "field_report_56", "tests/process/test_pipeline_recycled.py", env=long)
 
 
 @nox.session

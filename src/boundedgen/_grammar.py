@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 from boundedgen._bounds import Limits
+from boundedgen._engine import _start
 
 _VERDICTS_KEPT: Final = 1024
 #: Seconds for which a verdict holds that a busy machine may have caused.
@@ -150,7 +150,7 @@ class _Child:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._link, self._unread = ours, b""
-        command = [sys.executable, "-m", _CHILD, str(os.getpid()), str(theirs.fileno())]
+        command = _start.command(_CHILD, os.getpid(), theirs.fileno())
         quiet = subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(

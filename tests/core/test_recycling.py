@@ -243,7 +243,7 @@ def test_only_a_close_and_a_recycling_are_orderly(cause: Cause) -> None:
 # --- the pipeline ----------------------------------------------------------------------------------------------------
 
 
-def served(pipeline: BoundedPipeline) -> FinishReason:
+def served(pipeline: BoundedPipeline) -> FinishReason | None:
     return pipeline.generate([5, 6], max_new_tokens=3).finish_reason
 
 

@@ -73,6 +73,7 @@ progresses = st.builds(
     maybe,
     ids,
     ids,
+    maybe,
 )
 facts = st.builds(
     EngineFacts,
@@ -95,8 +96,8 @@ words: st.SearchStrategy[Word] = st.one_of(
     st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),
     st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds, ids),
     st.builds(Halt, ids),
-    st.builds(Hello, st.just(INCARNATION), seconds, ids),
-    st.builds(Ready, st.just(INCARNATION), facts),
+    st.builds(Hello, st.just(INCARNATION), seconds, ids, st.dictionaries(text, text, max_size=3)),
+    st.builds(Ready, st.just(INCARNATION), facts, maybe),
     st.builds(BootFailed, st.just(INCARNATION), text, text, st.booleans()),
     st.builds(StepRaised, st.just(INCARNATION), ids, text),
     progresses,
@@ -114,7 +115,7 @@ def test_every_word_comes_back_as_it_was_sent(word: Word) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 5e-324])
 def test_any_float_crosses_the_wire(value: float) -> None:
-    (word,) = decoded(encode(Hello(INCARNATION, value, 1), INCARNATION))
+    (word,) = decoded(encode(Hello(INCARNATION, value, 1, {}), INCARNATION))
     assert isinstance(word, Hello)
     assert struct.pack("d", word.at) == struct.pack("d", value)
 
@@ -204,11 +205,12 @@ def test_the_smallest_report_made_by_hand_decodes() -> None:
         pytest.param(_frame(3, b"1.0"), id="a float is no integer"),
         pytest.param(_frame(3, b"9" * 5000), id="an integer of 5000 digits"),
         pytest.param(_frame(3, b"[" * 60_000), id="a deep nesting"),
-        pytest.param(_frame(16, b"[1.0]"), id="too few fields"),
-        pytest.param(_frame(16, b"[1.0,2,3]"), id="too many fields"),
-        pytest.param(_frame(16, b"[" + b"9" * 400 + b",2]"), id="an integer too large for a float"),
-        pytest.param(_frame(16, b'["1",2]'), id="a string is no float"),
-        pytest.param(_frame(16, b'{"0":1,"1":2}'), id="an object is no row"),
+        pytest.param(_frame(16, b"[1.0,2]"), id="too few fields"),
+        pytest.param(_frame(16, b"[1.0,2,{},3]"), id="too many fields"),
+        pytest.param(_frame(16, b"[" + b"9" * 400 + b",2,{}]"), id="an integer too large for a float"),
+        pytest.param(_frame(16, b'["1",2,{}]'), id="a string is no float"),
+        pytest.param(_frame(16, b'{"0":1,"1":2,"2":{}}'), id="an object is no row"),
+        pytest.param(_frame(16, b'[1.0,2,{"boundedgen":1}]'), id="a number is no version"),
         pytest.param(_report(b"[[1],[1],[7],[0],{}]", b"[]"), id="an object is no list"),
         pytest.param(_report(b"[[1],[2],[7],[0],[]]", b"[]"), id="more tokens counted than sent"),
         pytest.param(_report(b"[[1],[0],[7],[0],[]]", b"[]"), id="fewer tokens counted than sent"),

@@ -47,7 +47,7 @@ POOLS = {
 }
 KV_BLOCKS = (4, 13, 26)  #: an engine that sizes its cache by bytes comes back with another number
 #: Where an engine can become too old or too large; one that is always too large is not within ten boots.
-WEAR: tuple[dict[str, float], ...] = (
+WEAR: tuple[dict[str, Any], ...] = (
     {},
     {},
     {"engine_age": 2.5, "recycle_drain": 1.0},
@@ -106,7 +106,7 @@ class GovernorMachine(RuleBasedStateMachine):
         lurking: K | None,
         booted: bool,
         slack: int,
-        wear: dict[str, float],
+        wear: dict[str, Any],
         rss_bytes: int | None,
         boot_s: float,
     ) -> None:

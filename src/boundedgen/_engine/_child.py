@@ -29,6 +29,7 @@ from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load,
 from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
 from boundedgen._engine._tidings import Tidings
+from boundedgen._engine._versions import versions
 from boundedgen._engine._wire import Boot, Halt, Hello, Word
 from boundedgen.abc import Request
 
@@ -275,7 +276,7 @@ def main(load: Load, argv: list[str] | None = None) -> NoReturn:
 def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
     writer = StampWriter(stamps)
     os.close(stamps)
-    line.send(Hello(incarnation, time.monotonic(), os.getpid()))
+    line.send(Hello(incarnation, time.monotonic(), os.getpid(), versions()))
     words: list[Word] = []
     while not words:
         words = line.words(wait=True)

@@ -22,6 +22,10 @@ class WireError(Exception):
     """Bytes that no side of this version sends."""
 
 
+class OtherVersionError(WireError):
+    """It is a frame, and not of this version."""
+
+
 @frozen
 class Frame:
     """A whole frame whose header is right; the body has not been looked at."""
@@ -59,8 +63,13 @@ class Decoder:
         if len(self._bytes) - at < _HEADER.size:
             return None
         magic, version, kind, incarnation, length = _HEADER.unpack_from(self._bytes, at)
-        if magic != _MAGIC or version != VERSION:
-            raise WireError(f"not a frame of version {VERSION}: {bytes(self._bytes[at : at + 4])!r}")
+        if magic != _MAGIC:
+            raise WireError(f"not a frame: {bytes(self._bytes[at : at + 4])!r}")
+        if version != VERSION:
+            raise OtherVersionError(
+                f"boundedgen was upgraded from version {VERSION} of the wire to version {version} under this server; "
+                f"restart the server"
+            )
         if length > self._limit:
             raise WireError(f"a frame of {length} bytes; the limit is {self._limit}")
         start = at + _HEADER.size

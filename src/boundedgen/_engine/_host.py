@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +24,11 @@ from boundedgen import _engine
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
 from boundedgen._core._living import FROM_OUTSIDE
-from boundedgen._engine import _compile_cache, _stacks
-from boundedgen._engine._frames import Decoder, Frame, Outbox, WireError
+from boundedgen._engine import _compile_cache, _stacks, _start
+from boundedgen._engine._frames import Decoder, Frame, OtherVersionError, Outbox, WireError
 from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
+from boundedgen._engine._versions import replaced, versions
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
 from boundedgen.abc import Request, Tokenizer
 
@@ -59,6 +59,7 @@ class GenAIHost:
         insist = bool(scheduler.pop("unsafe_prefix_caching", False)) or insist_prefix_caching
         self._models_path, self._limits, self._module = models_path, limits, module
         self._make_tokenizer, self._tokenizer = tokenizer, None
+        versions()  # which reads files, here and not in the driver's thread
         self._spec: dict[str, Any] = {
             "models_path": models_path,
             "scheduler": scheduler,
@@ -106,7 +107,7 @@ class GenAIHost:
 
 
 def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
-    """Run `python -m module` as an engine. No descriptor is left behind if that raises OSError."""
+    """Run `module` as an engine. No descriptor is left behind if that raises OSError."""
     reap_lost()
     with contextlib.ExitStack() as undo:
         commands, reports, output = (_pipe(undo) for _ in range(3))
@@ -121,7 +122,7 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
         theirs = (commands[0], reports[1], stamps)
         numbers = (os.getpid(), incarnation, *theirs, limits.frame_bytes, stacks)
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, numbers)],
+            _start.command(module, *numbers),
             stdin=subprocess.DEVNULL,
             stdout=output[1],
             stderr=output[1],
@@ -290,6 +291,9 @@ class ChildLink:
             try:
                 for frame in self._decoder.feed(data):
                     reports += self._report(frame)
+            except OtherVersionError as error:
+                reports += self._refuse(str(error)) if not self._met else []
+                self._break(str(error))
             except WireError as error:
                 self._break(str(error))
         return reports
@@ -311,11 +315,17 @@ class ChildLink:
         raise WireError("a command, from the engine")
 
     def _meet(self, hello: Hello) -> list[Report]:
-        """Deadlines and stamps mean nothing if the engine's clock is another one."""
+        """Deadlines and stamps mean nothing if the engine's clock is another one; nor do words, if it has others."""
         self._met = True
+        if other := replaced(versions(), hello.versions):
+            return self._refuse(other)
         if self._began - _CLOCK_S <= hello.at <= time.monotonic() + _CLOCK_S:
             return []
-        text = f"the engine's monotonic clock reads {hello.at:.3f} s, the parent's {time.monotonic():.3f} s"
+        clocks = f"the engine's monotonic clock reads {hello.at:.3f} s, the parent's {time.monotonic():.3f} s"
+        return self._refuse(clocks)
+
+    def _refuse(self, text: str) -> list[Report]:
+        """No other engine will be of more use. What this one says from here on is not looked at."""
         self._mute = True
         return [BootFailed(self._incarnation, "other", text, permanent=True)]
 

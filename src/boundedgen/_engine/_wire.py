@@ -41,11 +41,15 @@ _BAD_BODY = (struct.error, ValueError, TypeError, KeyError, OverflowError, Recur
 
 @frozen
 class Hello:
-    """The engine's first word: its `time.monotonic()` and its process id."""
+    """The engine's first word: its `time.monotonic()`, its process id, and the versions that it runs.
+
+    The parent may be of another version, and has to be able to read this: its shape changes with that of frames only.
+    """
 
     incarnation: int
     at: float
     pid: int
+    versions: Mapping[str, str]
 
 
 @frozen
@@ -337,8 +341,8 @@ def _to_step_raised(incarnation: int, v: Any) -> StepRaised:
 
 
 def _to_hello(incarnation: int, v: Any) -> Hello:
-    at, pid = _list(v)
-    return Hello(incarnation, _float(at), _int(pid))
+    at, pid, versions = _list(v)
+    return Hello(incarnation, _float(at), _int(pid), {name: _str(of) for name, of in _dict(versions).items()})
 
 
 def _to_request(incarnation: int, v: Any) -> Request:
@@ -350,7 +354,7 @@ _ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
     Boot: (1, lambda e: dict(e.spec)),
     Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown]),
     Halt: (3, lambda e: e.stay),
-    Hello: (16, lambda e: [e.at, e.pid]),
+    Hello: (16, lambda e: [e.at, e.pid, dict(e.versions)]),
     Ready: (17, _from_ready),
     BootFailed: (18, lambda e: [e.kind, e.text, e.permanent]),
     Progress: (_PROGRESS, _from_progress),
