@@ -197,8 +197,8 @@ class Governor(Reporting):
         """The instant at which `tick` has something to do if nothing else happens; None: never."""
         readings = [self._ready.earliest(), self.leases.earliest()]
         instants = [self.clock.instant(r) for r in readings if r is not None]
-        instants += [self._wall.earliest(), self.life.next(), self._recycle_at(), self._idling.next()]
-        instants.append(self.watch.next(self._now))
+        instants += [self._wall.earliest(), self.life.next(), self.watch.next(self._now)]
+        instants += [self._recycle_at(), self._idling.next()]
         self._expected = min((at for at in instants if at is not None), default=None)
         return self._expected
 
