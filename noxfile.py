@@ -131,6 +131,13 @@ def crashes(session: nox.Session) -> None:
 
 
 @nox.session
+def crashing_traffic(session: nox.Session) -> None:
+    """10 minutes of traffic that the raw engine dies of: a bare loop, and boundedgen. Arguments after `--` go to it."""
+    install(session, "test")
+    session.run("python", "-m", "deep.crashing_traffic", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Hypothesis, long, on the wire format and on everything that checks what callers pass: 20,000 examples each.
 

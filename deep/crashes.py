@@ -1,59 +1,61 @@
 """Faults in random order on real engine processes, under load: all are answered in time, and nothing is left behind.
 
-    python -m deep.crashes [--faults 200] [--seed N]
+    python -m deep.crashes [--faults 200] [--seed N] [--resume fail|continue] [--black-box DIR|none] [--json FILE]
 
-Each incarnation runs the real pipeline on the small model and suffers one fault: inside of a step (an exception, a
-crash, an exit, a hang that holds the interpreter lock, garbage or a cut frame on the wire, lost stops) or from outside
-(SIGKILL, SIGSTOP, SIGSEGV). Prints how each fault showed, how late the latest answer was, and the time from the fault
-to the next token. Exits with 1 if a promise is broken. The seed that is printed repeats the order of the faults.
+Each incarnation runs the real pipeline on the small model and suffers one fault of deep/faults.py, each kind as often
+as the others. Prints how each fault showed, how late the latest answer was, and the time from the fault to the next
+token. Exits with 1 if a promise is broken. The seed that is printed repeats the order of the faults.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
+import logging
 import os
 import random
-import signal
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import psutil
 import tenacity
-from attrs import Factory, define
+from attrs import Factory, asdict, define, evolve, frozen
 
 import boundedgen as b
 from boundedgen._engine._host import ChildLink, GenAIHost
 from boundedgen._text import GenAITokenizer
 from boundedgen.abc import Tokenizer
 from boundedgen.testing._faulty_child import MODULE
+from deep.belongings import Belongings, left_behind, temporary_files
+from deep.faults import Kind, dealt
+from deep.lateness import Lateness
+from deep.streams import Streams
 
 MODEL = str(Path(__file__).parent.parent / "tests" / "models" / "plain")
-INSIDE = ("raise_at", "crash_at", "exit_at", "hang_at", "garbage_at", "cut_at", "stale_at", "ignore_stops")
-OUTSIDE = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGSEGV": signal.SIGSEGV}
+#: In f32 the same prompt has the same greedy answer in every batch and in every incarnation.
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 LIMITS = b.Limits(
-    running_max=4, step=0.5, first_step=2.0, new_shape=2.0, ack=0.5, reclaim=0.5, progress=2.0, boot=60.0, reap=10.0
+    running_max=4, step=1.0, first_step=5.0, new_shape=5.0, ack=1.0, reclaim=1.0, progress=3.0, boot=60.0, reap=10.0
 )
 LATE_S = 0.1  #: an answer may come so much later than its deadline, on top of what the machine itself is late by
+INCIDENT_S = 2.0  #: in which what is known of a lost engine is gathered
 CLIENTS = 6
 PATIENCE_S = 120.0
 
 
 @final
 class FaultyHost:
-    """The real engine, each incarnation with a fault of its own."""
+    """The real engine, each incarnation with a fault of its own; those after the last fault are sound."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.fault = ""
-        self.before = 0  # faults that were asked for in earlier incarnations
-        self.wanted: list[str] = []
+    def __init__(self, kinds: list[Kind], limits: b.Limits, rng: random.Random, notes: Path) -> None:
+        self.kinds, self._limits, self._notes = kinds, limits, notes
+        self.drawn = [kind.drawn(rng) for kind in kinds]
         self._tokenizer: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
@@ -64,59 +66,70 @@ class FaultyHost:
     def defaults(self) -> Mapping[str, Any]:
         return {}
 
+    def clock(self, incarnation: int) -> Path:
+        """Where its engine writes when its fault was."""
+        return self._notes / f"fault-{incarnation}"
+
     def spawn(self, incarnation: int) -> ChildLink:
-        self.fault = self.wanted.pop() if self.wanted else ""
-        asked = {} if self.fault not in INSIDE else {self.fault: self.rng.randrange(5, 80)}
+        fault = self.drawn[incarnation - 1] if incarnation <= len(self.drawn) else {}
         host = GenAIHost(
             MODEL,
             {"num_kv_blocks": 64},
             "CPU",
-            {},
+            EXACT,
             tokenizer_properties={},
-            limits=LIMITS,
+            limits=self._limits,
             tokenizer=self.tokenizer,
             module=MODULE,
-            fault=asked or None,
+            fault={**fault, "clock": str(self.clock(incarnation))} if fault else None,
         )
         return host.spawn(incarnation)
 
 
+@frozen
+class Recovery:
+    """From a fault to the first token after it, in seconds."""
+
+    kind: str
+    cause: str
+    detection: float  #: until it was noticed and all who were inside are answered
+    leaving: float  #: until the next process was started: looking at the old one, killing it, reaping it
+    boot: float  #: until that was ready
+    rest: float  #: until its first token
+
+    @property
+    def whole(self) -> float:
+        return self.detection + self.leaving + self.boot + self.rest
+
+
 @define
 class Findings:
-    ends: Counter[str] = Factory(Counter)
+    streams: Streams = Factory(Streams)
     broken: list[str] = Factory(list)
     late: list[float] = Factory(list)
-    seen: Counter[str] = Factory(Counter)  #: by fault: how it showed
-    recovery: list[float] = Factory(list)  #: seconds from the fault being noticed to the next token
+    recoveries: list[Recovery] = Factory(list)
+    incidents: list[float] = Factory(list)  #: seconds that gathering took
+    stats: dict[str, Any] = Factory(dict)
+    machine_late: float = 0.0
 
 
 def client(lane: b.BoundedPipeline, seed: int, stop: threading.Event, findings: Findings) -> None:
     """One request after another; some are cancelled in mid-stream, so that lost stops show."""
     rng = random.Random(seed)
     while not stop.is_set():
-        bounds = b.Bounds(total=rng.choice([0.5, 2.0, 30.0]))
-        asked = time.monotonic()
+        prompt, total = (5, rng.randrange(3, 40)), rng.choice([0.5, 2.0, 30.0])
+        deadline = time.monotonic() + total
         try:
             generation = lane.submit(
-                [5, rng.randrange(3, 259)], max_new_tokens=rng.randrange(5, 300), ignore_eos=True, bounds=bounds
+                prompt, max_new_tokens=rng.randrange(5, 300), ignore_eos=True, bounds=b.Bounds(total=total)
             )
         except b.Rejected as error:
             findings.broken.append(f"refused: {error}")
             return
-        with contextlib.suppress(b.GenerationError), generation:
-            if rng.random() < 0.5:
-                next(iter(generation), None)
-                generation.cancel()
-            generation.result()
-        if not wait_for(lambda g=generation: g.finish_reason is not None, PATIENCE_S):
-            findings.broken.append("not answered at all")
-            return
-        assert bounds.total is not None
-        findings.late.append(time.monotonic() - asked - bounds.total)
-        findings.ends[str(generation.finish_reason)] += 1
+        findings.streams.follow(generation, prompt, rng.random(), deadline)
 
 
-def wait_for(done: Any, seconds: float) -> bool:
+def wait_for(done: Callable[..., bool], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:
@@ -125,85 +138,194 @@ def wait_for(done: Any, seconds: float) -> bool:
     return True
 
 
-def suffer(lane: b.BoundedPipeline, host: FaultyHost, rng: random.Random, findings: Findings) -> None:
-    """One incarnation's fault, until the next incarnation has spoken."""
-    fault, incarnation, link = host.fault, lane.stats().incarnation, lane._driver.link
-    if fault in OUTSIDE:
-        time.sleep(rng.uniform(0, 0.3))
+@final
+class Sufferer:
+    """Injects what comes from outside, and watches what becomes of it."""
+
+    def __init__(self, lane: b.BoundedPipeline, host: FaultyHost, rng: random.Random, findings: Findings) -> None:
+        self.lane, self.host, self.rng, self.findings = lane, host, rng, findings
+        self._kills: dict[str, int] = dict(lane.stats().kills_total)
+        self._grandchildren: list[psutil.Process] = []
+
+    def suffer(self, incarnation: int) -> None:
+        """That incarnation's fault, until the next one has spoken."""
+        kind = self.host.kinds[incarnation - 1]
+        hurt = self._hurt(incarnation, kind) if kind.outside else None
+        if not wait_for(lambda: sum(self.lane.stats().kills_total.values()) >= incarnation, PATIENCE_S):
+            self._broken(f"{kind.name}: was not noticed within {PATIENCE_S:g} s")
+            return
+        noticed, tokens = time.monotonic(), self.lane.stats().tokens_total
+        cause = self._cause(kind)
+        if not wait_for(lambda: self._speaks(incarnation + 1, tokens), PATIENCE_S):
+            self._broken(f"{kind.name}: no token within {PATIENCE_S:g} s")
+            return
+        spoken, life = time.monotonic(), self.lane._driver.governor.life
+        hurt = float(self.host.clock(incarnation).read_text()) if hurt is None else hurt
+        boot, ready = life.boot_s, life.ready_at
+        assert boot is not None
+        assert ready is not None
+        spawned = ready - boot
+        self.findings.recoveries.append(
+            Recovery(kind.name, cause, noticed - hurt, spawned - noticed, boot, spoken - ready)
+        )
+        self._buried(kind)
+
+    def _speaks(self, incarnation: int, tokens: int) -> bool:
+        stats = self.lane.stats()
+        return stats.incarnation >= incarnation and stats.tokens_total > tokens
+
+    def _hurt(self, incarnation: int, kind: Kind) -> float:
+        """The instant at which the signal is sent."""
+        link, watch = self.lane._driver.link, self.lane._driver.governor.watch
         assert link is not None
         assert link.pid is not None
-        os.kill(link.pid, OUTSIDE[fault])
-    kills = dict(lane.stats().kills_total)
-    if not wait_for(lambda: lane.stats().kills_total != kills or lane.stats().incarnation != incarnation, PATIENCE_S):
-        findings.broken.append(f"{fault} was not noticed within {PATIENCE_S:g} s")
-        return
-    noticed = time.monotonic()
-    after = dict(lane.stats().kills_total)
-    findings.seen[f"{fault}: " + "+".join(cause for cause in after if after[cause] != kills.get(cause))] += 1
-    tokens = lane.stats().tokens_total
-    if not wait_for(lambda: lane.stats().incarnation > incarnation and lane.stats().tokens_total > tokens, PATIENCE_S):
-        findings.broken.append(f"no token within {PATIENCE_S:g} s of {fault}")
-        return
-    findings.recovery.append(time.monotonic() - noticed)
+        if flood := self.host.drawn[incarnation - 1].get("flood_at"):  # which alone kills nobody
+            wait_for(lambda: watch.steps > flood, PATIENCE_S)
+        time.sleep(self.rng.uniform(0, 0.3))
+        if sum(self.lane.stats().kills_total.values()) >= incarnation:
+            self._broken(f"{kind.name}: it was gone before the signal")
+        elif kind.inside.get("grandchild"):
+            self._grandchildren = psutil.Process(link.pid).children(recursive=True)
+            if not self._grandchildren:
+                self._broken(f"{kind.name}: there is none")
+        at = time.monotonic()
+        os.kill(link.pid, kind.outside)
+        return at
+
+    def _cause(self, kind: Kind) -> str:
+        before, self._kills = self._kills, dict(self.lane.stats().kills_total)
+        causes = {cause for cause, count in self._kills.items() if count != before.get(cause, 0)}
+        if not causes <= kind.causes or len(causes) != 1:
+            self._broken(f"{kind.name}: killed for {sorted(causes)}")
+        return "+".join(sorted(causes))
+
+    def _buried(self, kind: Kind) -> None:
+        left = [child for child in self._grandchildren if child.is_running() and child.status() != "zombie"]
+        if left:
+            self._broken(f"{kind.name}: grandchildren left behind: {left}")
+        self._grandchildren = []
+
+    def _broken(self, what: str) -> None:
+        self.findings.broken.append(what)
 
 
-def run(faults: int, seed: int) -> Findings:
-    rng, findings, stop = random.Random(seed), Findings(), threading.Event()
-    host = FaultyHost(rng)
-    kinds = [*INSIDE, *OUTSIDE]
-    host.wanted = [rng.choice(kinds) for _ in range(faults)]
-    me = psutil.Process()
-    descriptors = me.num_fds()
-    policy = b.RestartPolicy(wait=tenacity.wait_none(), stop=tenacity.stop_never)
-    with b.BoundedPipeline(None, engine=host, limits=LIMITS, restart=policy) as lane:
-        clients = [
-            threading.Thread(target=client, args=(lane, rng.randrange(1 << 32), stop, findings)) for _ in range(CLIENTS)
-        ]
-        for thread in clients:
-            thread.start()
-        for _ in range(faults):
-            suffer(lane, host, rng, findings)
-            if findings.broken:
-                break
-        stop.set()
-        for thread in clients:
-            thread.join(PATIENCE_S)
-        stats = lane.stats()
-    if stats.restarts_total != faults and not findings.broken:
-        findings.broken.append(f"{stats.restarts_total} restarts for {faults} faults")
-    if stats.submitted_total != sum(stats.finished_total.values()):
-        findings.broken.append(f"{stats.submitted_total} submitted, {sum(stats.finished_total.values())} answered")
-    children = me.children(recursive=True)
-    if children:
-        findings.broken.append(f"processes left behind: {children}")
-    if me.num_fds() > descriptors + 3:  # the tokenizer's files
-        findings.broken.append(f"{me.num_fds()} descriptors after, {descriptors} before")
+def run(kinds: list[Kind], seed: int, *, resume: str = "fail", black_box: Path | None = None) -> Findings:
+    """`black_box` is an empty folder, or None: there is to be no black box."""
+    rng, findings = random.Random(seed), Findings()
+    limits = evolve(LIMITS, incidents_kept=len(kinds) + 1)
+    with temporary_files() as notes, Lateness(CLIENTS) as machine:
+        host = FaultyHost(kinds, limits, rng, notes)
+        before = Belongings.now()
+        policy = b.RestartPolicy(wait=tenacity.wait_none(), stop=tenacity.stop_never, resume=resume)  # type: ignore[arg-type]
+        with b.BoundedPipeline(None, engine=host, limits=limits, restart=policy, black_box=black_box) as lane:
+            _under_load(lane, host, rng, findings)
+            lane.close()
+            stats = lane.stats()
+        for number in range(len(kinds)):
+            host.clock(number + 1).unlink(missing_ok=True)
+        findings.broken += left_behind(before)
+    findings.stats = stats.to_dict()
+    findings.machine_late = machine.worst
+    findings.broken += _settled_once(stats, findings.streams, len(kinds), resume)
+    findings.late = [answer.late for answer in findings.streams.answers]
+    for answer in findings.streams.answers:
+        if (late := answer.late - machine.of(answer.at)) > LATE_S:
+            findings.broken.append(f"{answer.late:.3f} s late, {late:.3f} s later than the machine")
+    if black_box is not None:
+        findings.broken += _incidents(black_box, findings)
     return findings
+
+
+def _under_load(lane: b.BoundedPipeline, host: FaultyHost, rng: random.Random, findings: Findings) -> None:
+    stop = threading.Event()
+    clients = [
+        threading.Thread(target=client, daemon=True, args=(lane, rng.randrange(1 << 32), stop, findings))
+        for _ in range(CLIENTS)
+    ]
+    sufferer = Sufferer(lane, host, rng, findings)
+    for thread in clients:
+        thread.start()
+    for incarnation in range(1, len(host.kinds) + 1):
+        sufferer.suffer(incarnation)
+        if findings.broken:
+            break
+    stop.set()
+    for thread in clients:
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            findings.broken.append("a caller was not answered at all")
+
+
+def _settled_once(stats: b.SchedulerStats, streams: Streams, faults: int, resume: str) -> list[str]:
+    broken = list(streams.broken)
+    if stats.restarts_total != faults and not broken:
+        broken.append(f"{stats.restarts_total} restarts for {faults} faults")
+    told = {reason: count for reason, count in stats.finished_total.items() if count}
+    if told != dict(streams.ends) or stats.submitted_total != sum(streams.ends.values()):
+        broken.append(f"{stats.submitted_total} submitted, ended {told}; their callers saw {dict(streams.ends)}")
+    seen = sum(answer.resumed for answer in streams.answers)
+    if seen > stats.resumed_total or (resume == "fail" and stats.resumed_total):
+        broken.append(f"{stats.resumed_total} resumed, their callers saw {seen}")
+    return broken
+
+
+def _incidents(where: Path, findings: Findings) -> list[str]:
+    """Each fault has left exactly one, of its cause, gathered in time."""
+    told = [json.loads(path.read_text()) for path in where.glob("*/incident.json")]
+    findings.incidents = sorted(page["evidence"]["seconds"] for page in told)
+    kept = sorted((page["incarnation"], page["cause"]) for page in told)
+    wanted = [(number, recovery.cause) for number, recovery in enumerate(findings.recoveries, 1)]
+    broken = [] if kept == wanted else [f"incidents of {len(kept)}, not {len(wanted)}: {set(kept) ^ set(wanted)}"]
+    return broken + [f"an incident took {took:.2f} s" for took in findings.incidents if took > INCIDENT_S]
+
+
+def spread(values: list[float]) -> str:
+    cuts = statistics.quantiles(values, n=20) if len(values) > 1 else values * 19
+    return f"median {cuts[9]:.3f} s, p95 {cuts[18]:.3f} s, max {max(values):.3f} s"
+
+
+def told(findings: Findings) -> None:
+    shown = Counter(f"{r.kind}: {r.cause}" for r in findings.recoveries)
+    for what, count in sorted(shown.items()):
+        print(f"  {count:4}  {what}")
+    print(f"{sum(findings.streams.ends.values())} generations: {dict(findings.streams.ends)}")
+    print(
+        f"resumed {findings.stats['resumed_total']}; greedy answers compared {findings.streams.compared}, "
+        f"streams read to the end that were continued {findings.streams.continued}"
+    )
+    if late := findings.late:
+        print(
+            f"latest answer {1e3 * max(late):.0f} ms after its deadline, {sum(x > LATE_S for x in late)} later than "
+            f"{LATE_S:g} s; the machine itself was late by up to {1e3 * findings.machine_late:.0f} ms"
+        )
+    if findings.recoveries:
+        print(f"fault -> next token: {spread([r.whole for r in findings.recoveries])}")
+        for part in ("detection", "leaving", "boot", "rest"):
+            print(f"  {part:9} {spread([getattr(r, part) for r in findings.recoveries])}")
+    if findings.incidents:
+        print(f"{len(findings.incidents)} incidents, gathered in {spread(findings.incidents)}")
+    print("broken: " + "; ".join(findings.broken) if findings.broken else "every promise was kept")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--resume", choices=("fail", "continue"), default="fail")
+    parser.add_argument("--black-box", help="an empty folder for incidents, or none; default: a temporary one")
+    parser.add_argument("--json", help="write all figures there")
     arguments = parser.parse_args()
-    print(f"seed {arguments.seed}", flush=True)
-    findings = run(arguments.faults, arguments.seed)
-    for shown, count in sorted(findings.seen.items()):
-        print(f"  {count:4}  {shown}")
-    late = sorted(findings.late)
-    print(f"{sum(findings.ends.values())} generations: {dict(findings.ends)}")
-    print(
-        f"latest answer {1e3 * max(late):.0f} ms after its deadline; "
-        f"{sum(x > LATE_S for x in late)} later than {LATE_S:g} s"
-    )
-    if len(findings.recovery) > 1:
-        cuts = statistics.quantiles(findings.recovery, n=20)
-        print(
-            f"fault noticed -> next token: median {cuts[9]:.2f} s, p95 {cuts[18]:.2f} s, "
-            f"max {max(findings.recovery):.2f} s"
-        )
-    findings.broken += [f"{x:.3f} s late" for x in late if x > LATE_S]
-    print("broken: " + "; ".join(findings.broken) if findings.broken else "every promise was kept")
+    print(f"seed {arguments.seed}, resume {arguments.resume}", flush=True)
+    logging.getLogger("boundedgen").setLevel(logging.CRITICAL)  # it has a page to say of every fault
+    kinds = dealt(arguments.faults, random.Random(arguments.seed))
+    with temporary_files() as own:
+        box = None if arguments.black_box == "none" else Path(arguments.black_box or own / "incidents")
+        findings = run(kinds, arguments.seed, resume=arguments.resume, black_box=box)
+    told(findings)
+    if arguments.json:
+        recoveries = [asdict(recovery) for recovery in findings.recoveries]
+        figures = {"recoveries": recoveries, "late": findings.late, "stats": findings.stats}
+        Path(arguments.json).write_text(json.dumps(figures))
     return 1 if findings.broken else 0
 
 

@@ -7,10 +7,13 @@ time that Python needs to start, and the token at position p of a stay (its prom
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at` (step numbers), `flood_bytes`, `grow_bytes`, `step_s` (each step
-takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops`
-(bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or
-"hang": what loading does as long as a CACHE_DIR of the properties holds a file named bad.blob).
+`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from there on
+it takes no command), `stall_at` (from there on its steps return and do nothing) (step numbers), `raise_text`,
+`flood_bytes`, `grow_bytes`, `step_s` (each step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow
+steps hold the interpreter lock), `ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`,
+`boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a
+CACHE_DIR of the properties holds a file named bad.blob), `clock` (a file: the first fault in the loop writes its
+`time.monotonic()` there).
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, final
 
 from attrs import define, field
@@ -168,8 +173,8 @@ def _sleep_holding_the_gil(seconds: float) -> None:
 class DeafStay(EngineStay):
     """Ignores its stop."""
 
-    def __init__(self, inside: EngineStay) -> None:
-        self._inside = inside
+    def __init__(self, inside: EngineStay, note: Callable[[], None]) -> None:
+        self._inside, self._note = inside, note
 
     def collect(self) -> tuple[list[int], list[float], str]:
         return self._inside.collect()
@@ -178,24 +183,30 @@ class DeafStay(EngineStay):
         return self._inside.results()
 
     def stop(self) -> None:
-        return
+        self._note()
 
     def released(self) -> bool:
+        self._note()  # asked only of one that was stopped or has ended
         return False
 
     def late_tokens(self) -> int:
         return 0
 
 
+#: The faults of `FaultyEngine` that have a step of their own.
+_AT = ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute", "grow", "block", "deaf", "stall")
+
+
 @final
 class FaultyEngine:
     """Any engine, with faults at given steps."""
 
-    def __init__(self, engine: Engine, fault: Mapping[str, Any], incarnation: int, reports: int) -> None:
+    def __init__(self, engine: Engine, fault: Mapping[str, Any], incarnation: int, commands: int, reports: int) -> None:
         self._engine, self._fault = engine, fault
-        self._incarnation, self._reports = incarnation, reports
+        self._incarnation, self._commands, self._reports = incarnation, commands, reports
         self._steps = 0
         self._ballast = b""
+        self._noted = self._stalled = False
 
     @property
     def facts(self) -> EngineFacts:
@@ -207,15 +218,25 @@ class FaultyEngine:
 
     def add(self, request: Request) -> EngineStay:
         inside = self._engine.add(request)
-        return DeafStay(inside) if self._fault.get("ignore_stops") else inside
+        return DeafStay(inside, self._note) if self._fault.get("ignore_stops") else inside
 
     def step(self) -> Metrics:
         self._steps += 1
         self._delay()
-        for name in ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute", "grow"):
+        for name in _AT:
             if self._fault.get(f"{name}_at") == self._steps:
+                self._note()
                 getattr(self, f"_{name}")()
+        if self._stalled:
+            time.sleep(0.001)
+            return Metrics(0, 0.0, self._engine.facts.cache_bytes)
         return self._engine.step()
+
+    def _note(self) -> None:
+        """The first time only."""
+        if not self._noted and (clock := self._fault.get("clock")):
+            Path(clock).write_text(repr(time.monotonic()))
+        self._noted = True
 
     def _delay(self) -> None:
         seconds = float(self._fault.get("step_s", 0.0))
@@ -228,7 +249,7 @@ class FaultyEngine:
         _sleep_holding_the_gil(_FOREVER_S)
 
     def _raise(self) -> None:
-        raise RuntimeError("Check 'simulated' failed: a fault was asked for")
+        raise RuntimeError(self._fault.get("raise_text", "Check 'simulated' failed: a fault was asked for"))
 
     def _exit(self) -> None:
         print("the last words", file=sys.stderr, flush=True)
@@ -247,11 +268,28 @@ class FaultyEngine:
     def _stale(self) -> None:
         os.write(self._reports, _wire.encode(StepRaised(0, 1, "stale"), self._incarnation - 1))
 
+    def _block(self) -> None:
+        os.set_blocking(self._commands, True)
+        while os.read(self._commands, 1):
+            pass
+
+    def _deaf(self) -> None:
+        """The parent's pipe keeps a reader, which never reads; another one that nobody writes to takes its place."""
+        os.dup(self._commands)
+        silence, _ = os.pipe()
+        os.set_blocking(silence, False)
+        os.dup2(silence, self._commands, inheritable=False)
+
+    def _stall(self) -> None:
+        self._stalled = True
+
     def _flood(self) -> None:
         left = int(self._fault.get("flood_bytes", 1 << 24))
+        where = 1
         while left > 0:
+            where = 3 - where
             try:
-                left -= os.write(1, b"noise " * 4096)
+                left -= os.write(where, b"noise " * 4096)
             except BlockingIOError:
                 time.sleep(0.0001)
                 left -= 4096 * 6
@@ -268,10 +306,12 @@ class FaultyEngine:
 
 def load(spec: Mapping[str, Any]) -> Engine:
     """The engine that `spec` names, wrapped in the faults that it asks for."""
-    incarnation, reports = int(sys.argv[2]), int(sys.argv[4])
+    incarnation, commands, reports = map(int, sys.argv[2:5])
     fault = spec["fault"] or {}
     if incarnation not in fault.get("incarnations", [incarnation]):
         fault = {}
+    if fault.get("ignore_sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if fault.get("grandchild"):
         subprocess.Popen(["sleep", "1000"])
     time.sleep(float(fault.get("boot_s", 0.0)))
@@ -280,6 +320,7 @@ def load(spec: Mapping[str, Any]) -> Engine:
     if (how := fault.get("bad_cache")) and any(map(_is_bad, _compile_cache.folders(spec["properties"]))):
         _fail_to_load(how)
     return FaultyEngine(_load(spec), fault, incarnation, reports) if fault else _load(spec)
+    return FaultyEngine(_load(spec), fault, incarnation, commands, reports) if fault else _load(spec)
 
 
 def _is_bad(folder: str) -> bool:
