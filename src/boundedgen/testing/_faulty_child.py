@@ -7,8 +7,8 @@ time that Python needs to start, and the token at position p of a stay (its prom
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from there on
-it takes no command), `stall_at` (from there on its steps return and do nothing) (step numbers), `raise_text`,
+`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from there
+on it takes no command), `stall_at` (from there on its steps return and do nothing) (step numbers), `raise_text`,
 `flood_bytes`, `grow_bytes`, `step_s` (each step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow
 steps hold the interpreter lock), `ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`,
 `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a
@@ -319,7 +319,6 @@ def load(spec: Mapping[str, Any]) -> Engine:
         raise BootRefusedError(*refusal)
     if (how := fault.get("bad_cache")) and any(map(_is_bad, _compile_cache.folders(spec["properties"]))):
         _fail_to_load(how)
-    return FaultyEngine(_load(spec), fault, incarnation, reports) if fault else _load(spec)
     return FaultyEngine(_load(spec), fault, incarnation, commands, reports) if fault else _load(spec)
 
 
