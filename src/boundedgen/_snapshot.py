@@ -11,7 +11,7 @@ from boundedgen._core._life import Death
 
 COUNTERS = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
-    *("recycled", "requeued", "resumed", "quarantined", "ghosts", "forgotten"),
+    *("requeued", "resumed", "quarantined", "ghosts", "forgotten"),
 )
 
 

@@ -12,7 +12,8 @@ MODEL = SimModel(boot_s=1, step_s=0.5, token_s=0)
 
 
 def limits(**others: float) -> b.Limits:
-    tight: dict[str, Any] = {"first_step": 0, "step_per_token": 0, "step_per_attention": 0, "step": 20, "ack": 15}
+    rates = dict.fromkeys(("first_step", "new_shape", "step_per_token", "step_per_attention"), 0)
+    tight: dict[str, Any] = {**rates, "step": 20, "ack": 15}
     return b.Limits(**{"probe_idle": IDLE, **tight, **others})
 
 
