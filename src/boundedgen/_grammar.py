@@ -154,7 +154,13 @@ class _Child:
         quiet = subprocess.DEVNULL
         try:
             self._process = subprocess.Popen(
-                command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=[theirs.fileno()], process_group=0
+                command,
+                env=_start.environment(),
+                stdin=quiet,
+                stdout=quiet,
+                stderr=quiet,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
             )
         except OSError:
             ours.close()

@@ -417,7 +417,7 @@ def test_an_engine_with_another_clock_is_refused(tmp_path: Path, monkeypatch: py
         """),
         encoding="utf-8",
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
     link = _host.start("shifted_clock_child", 1, Limits())
     life = Life(link)
     try:

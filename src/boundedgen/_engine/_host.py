@@ -123,6 +123,7 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
         numbers = (os.getpid(), incarnation, *theirs, limits.frame_bytes, stacks)
         process = subprocess.Popen(
             _start.command(module, *numbers),
+            env=_start.environment(),
             stdin=subprocess.DEVNULL,
             stdout=output[1],
             stderr=output[1],

@@ -19,6 +19,12 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", os.path.abspath(__file__), json.dumps(places), module, *map(str, arguments)]
 
 
+def environment() -> dict[str, str]:
+    """Ours. An empty entry of PYTHONPATH (`PYTHONPATH=/lib:$PYTHONPATH`) is the working directory, also with -P."""
+    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
 def _adopt(package: str) -> None:
     """Import the package from where it is, whatever bears its name elsewhere."""
     import importlib.util
