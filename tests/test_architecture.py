@@ -47,7 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._serving",),
     ("boundedgen._pipeline",),
     ("boundedgen.__init__",),
-    ("boundedgen.testing", "boundedgen.exporters", "boundedgen.__main__"),
+    ("boundedgen.testing", "boundedgen.exporters", "boundedgen.systemd", "boundedgen.__main__"),
 ]  # fmt: skip
 
 
