@@ -325,12 +325,17 @@ class BoundedPipeline:
         leases and watchdogs hold, and an engine that dies is not replaced.
 
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too,
-        and raises nothing if the lane has failed.
+        and raises nothing if the lane has failed. An exception that a signal raises in it (Ctrl-C) ends the drain.
         """
         patience = self._begin_to_close(drain)
-        if not self._driver.foreign:
+        if self._driver.foreign:
+            return
+        try:
             self._driver.join(patience)
-            self._serving.close()
+        except BaseException:  # Ctrl-C, or what another signal's handler raised
+            self._begin_to_close(0)
+            raise
+        self._serving.close()
 
     async def aclose(self, drain: float | timedelta = 0) -> None:
         """`close` for a coroutine, with the same `drain`; cancelling it ends the drain."""

@@ -279,13 +279,12 @@ def in_ms(values: list[float]) -> str:
 
 
 @contextlib.contextmanager
-def script(source: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def script(source: str, *arguments: object, **popen: Any) -> Iterator[subprocess.Popen[str]]:
     """A Python process that runs `source`, with the tests importable; killed in the end, or after SETTLING_S."""
     path = os.pathsep.join([str(MODELS.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen},
         text=True,
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,

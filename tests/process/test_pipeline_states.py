@@ -309,7 +309,17 @@ def _stopped() -> BoundedPipeline:
     return lane
 
 
-@pytest.mark.parametrize("make", [_hung, _booting, _recovering, _stopped])
+def _killed() -> BoundedPipeline:
+    """While it leaves, and some are inside."""
+    lane = simulated_lane(restart=RestartPolicy(wait=lambda state: 0.0, resume="continue"))
+    lane.wait_ready()
+    streams = [lane.submit([5], max_new_tokens=10_000, ignore_eos=True) for _ in range(3)]
+    until(lambda: all(stream.partial.token_ids for stream in streams))
+    kill(engine_pid(lane))
+    return lane
+
+
+@pytest.mark.parametrize("make", [_hung, _booting, _recovering, _stopped, _killed])
 def test_close_is_back_in_time_from_four_threads_and_again(make: Any) -> None:
     lane = make()
     pid = None if lane._driver.link is None else engine_pid(lane)
@@ -326,6 +336,21 @@ def test_close_is_back_in_time_from_four_threads_and_again(make: Any) -> None:
     assert answers_at_once(lane) is HealthState.CLOSED
     if pid is not None:
         gone(pid, 1.0)
+
+
+def test_of_several_that_close_at_once_the_shortest_drain_holds_for_all() -> None:
+    lane = simulated_lane({"step_s": 0.005})
+    lane.wait_ready()
+    streams = [lane.submit([5], max_new_tokens=10_000, ignore_eos=True) for _ in range(3)]
+    until(lambda: all(stream.partial.token_ids for stream in streams))
+    began = time.monotonic()
+    threads = [threading.Thread(target=lane.close, args=(drain,)) for drain in (30, 0.5, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.4 < time.monotonic() - began < 3.0
+    assert answers_at_once(lane) is HealthState.CLOSED
 
 
 def test_close_from_inside_the_loop_that_reads_ends_the_reader() -> None:
