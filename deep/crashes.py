@@ -150,6 +150,10 @@ class Sufferer:
     def suffer(self, incarnation: int) -> None:
         """That incarnation's fault, until the next one has spoken."""
         kind = self.host.kinds[incarnation - 1]
+        if kind.inside.get("grandchild"):
+            self._grandchildren = self._children()
+            if not self._grandchildren:
+                self._broken(f"{kind.name}: there is none")
         hurt = self._hurt(incarnation, kind) if kind.outside else None
         if not wait_for(lambda: sum(self.lane.stats().kills_total.values()) >= incarnation, PATIENCE_S):
             self._broken(f"{kind.name}: was not noticed within {PATIENCE_S:g} s")
@@ -184,13 +188,14 @@ class Sufferer:
         time.sleep(self.rng.uniform(0, 0.3))
         if sum(self.lane.stats().kills_total.values()) >= incarnation:
             self._broken(f"{kind.name}: it was gone before the signal")
-        elif kind.inside.get("grandchild"):
-            self._grandchildren = psutil.Process(link.pid).children(recursive=True)
-            if not self._grandchildren:
-                self._broken(f"{kind.name}: there is none")
         at = time.monotonic()
         os.kill(link.pid, kind.outside)
         return at
+
+    def _children(self) -> list[psutil.Process]:
+        link = self.lane._driver.link
+        assert link is not None
+        return list(psutil.Process(link.pid).children(recursive=True))
 
     def _cause(self, kind: Kind) -> str:
         before, self._kills = self._kills, dict(self.lane.stats().kills_total)

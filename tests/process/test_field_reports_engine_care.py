@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 
 import pytest
 from counts import happened
@@ -25,6 +26,7 @@ from boundedgen import (
     DeadlineExceeded,
     EngineLost,
     FinishReason,
+    GenerationQuarantined,
     HealthState,
     Limits,
     RestartPolicy,
@@ -34,16 +36,19 @@ from boundedgen import (
 pytestmark = pytest.mark.timeout(90)
 
 
-def test_field_report_40_the_next_engine_is_not_started_before_the_last_one_has_left() -> None:
+@pytest.mark.slow
+def test_field_report_40_the_next_engine_is_not_started_before_the_last_one_has_left(tmp_path: Path) -> None:
+    """Each locks the one device for as long as it lives, and does not boot where it is locked."""
     policy = RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
-    with contextlib.closing(simulated_lane(restart=policy)) as lane:
+    with contextlib.closing(simulated_lane({"device": str(tmp_path / "device")}, restart=policy)) as lane:
         lane.wait_ready()
-        for _ in range(8):
+        for _ in range(20):
             was, incarnation = engine_pid(lane), lane.stats().incarnation
             kill(was)
             until(lambda n=incarnation: lane.stats().incarnation > n)  # type: ignore[misc]
             gone(was, 0.0)
             until(lambda: lane.health().ready)
+        assert happened(lane.stats().kills_total) == {"died": 20}
 
 
 def test_field_report_41_a_drain_has_a_deadline_whatever_it_waits_for() -> None:
@@ -70,7 +75,40 @@ def test_field_report_43_an_engine_that_does_not_take_newcomers_is_overdue_by_th
             assert isinstance(error, EngineLost)
             assert error.detail.startswith("ack")
             assert 0.9 < time.monotonic() - began < 2.5
-        assert happened(lane.stats().kills_total) == {"ack": 1}
+        until(lambda: happened(lane.stats().kills_total) == {"ack": 1})  # the snapshot comes after the answers
+
+
+def test_field_report_43_newcomers_that_are_not_taken_are_noticed_while_old_ones_go_on() -> None:
+    limits = Limits(ack=0.5, reclaim=60.0, progress=60.0, step=60.0)
+    with contextlib.closing(
+        simulated_lane({"deaf_at": 20, "step_s": 0.005, "incarnations": [1]}, limits=limits)
+    ) as lane:
+        lane.wait_ready()
+        old = lane.submit([5], max_new_tokens=20_000, **FULL)
+        until(lambda: len(old.partial.token_ids) > 25)
+        shown, began = len(old.partial.token_ids), time.monotonic()
+        newcomer = lane.submit([6], max_new_tokens=5, **FULL)
+        error = error_of(newcomer)
+        assert isinstance(error, EngineLost)
+        assert error.detail.startswith("ack")
+        assert 0.4 < time.monotonic() - began < 2.0
+        assert len(old.partial.token_ids) > shown + 10
+        assert lane.generate([6], max_new_tokens=5, **FULL).completion_tokens == 5
+
+
+def test_field_report_38_what_crashes_the_engine_twice_is_quarantined_and_the_others_finish() -> None:
+    policy = RestartPolicy(wait=lambda state: 0.0, resume="continue")
+    with contextlib.closing(simulated_lane({"poison": 200, "step_s": 0.002}, restart=policy)) as lane:
+        lane.wait_ready()
+        others = [lane.submit([5, number], max_new_tokens=400, **FULL) for number in range(4)]
+        until(lambda: all(other.partial.token_ids for other in others))
+        culprit = lane.submit([7, 200], max_new_tokens=5, **FULL)
+        assert isinstance(error_of(culprit), GenerationQuarantined)
+        for number, other in enumerate(others):
+            assert other.result(30).token_ids == tuple((7 * 5 + 2 + n) % 259 for n in range(400)), number
+        stats = lane.stats()
+        assert happened(stats.kills_total) == {"died": 2}
+        assert stats.quarantined_total == 1
 
 
 @pytest.mark.slow

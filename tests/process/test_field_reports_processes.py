@@ -21,6 +21,8 @@ from boundedgen import (
     EngineLost,
     HealthState,
     InvalidRequest,
+    Limits,
+    NeverFits,
     RestartPolicy,
 )
 
@@ -47,6 +49,40 @@ def test_field_report_36_a_grammar_that_does_not_compile_is_its_own_callers_erro
         stats = lane.stats()
         assert stats.restarts_total == 0
         assert stats.finished_total["rejected"] + sum(stats.rejected_total.values()) == len(bad)
+
+
+BAD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "an empty prompt": ("", {}),
+    "no tokens": ([], {}),
+    "a token that is not there": ([10**7], {}),
+    "a negative token": ([-1], {}),
+    "no new tokens": ([5], {"max_new_tokens": 0}),
+    "fewer than none": ([5], {"max_new_tokens": -1}),
+    "a temperature of 0": ([5], {"do_sample": True, "temperature": 0.0}),
+    "a temperature that is no number": ([5], {"do_sample": True, "temperature": float("nan")}),
+    "no sequences": ([5], {"num_return_sequences": 0}),
+    "more results than beams": ([5], {"num_beams": 2, "num_return_sequences": 3}),
+    "a stop token that is not there": ([5], {"stop_token_ids": [10**7]}),
+    "stop tokens without end": ([5], {"stop_token_ids": list(range(100_000))}),
+    "half a character": ("\ud800", {}),
+    "10 MB": ("a" * (10 << 20), {}),
+    "a field that is not there": ([5], {"max_tokns": 5}),
+}
+
+
+def test_field_report_37_bad_numbers_of_one_caller_are_its_own_error_at_once_and_nobody_elses() -> None:
+    with contextlib.closing(plain_lane(num_kv_blocks=256)) as lane:
+        lane.wait_ready()
+        bystander = lane.submit([10], max_new_tokens=3000, **FULL)
+        for what, (prompt, config) in BAD.items():
+            began = time.monotonic()
+            with pytest.raises((InvalidRequest, NeverFits, ValueError, TypeError)):
+                lane.submit(prompt, **config).result(30)
+            assert time.monotonic() - began < 1.0, what
+        assert lane.submit([10], max_new_tokens=None).max_new_tokens == Limits().max_new_tokens_default
+        assert lane.submit("a\0b", max_new_tokens=3).result(30).completion_tokens > 0
+        assert bystander.result(30).completion_tokens == 3000
+        assert lane.stats().restarts_total == 0
 
 
 def test_field_report_47_grandchildren_of_an_engine_go_with_it_on_recovery_and_on_close() -> None:
@@ -134,6 +170,18 @@ def test_field_report_50_an_interrupt_of_the_whole_group_cuts_no_stream_before_t
         assert said(process) == "length length length 0"
         said(process, "closed")
         assert process.wait(10) == 0
+
+
+def test_field_report_50_a_second_interrupt_ends_the_drain() -> None:
+    with script(INTERRUPTED, "drain") as process:
+        said(process, "running")
+        os.killpg(process.pid, signal.SIGINT)
+        said(process, "interrupted")
+        time.sleep(0.1)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(10) != 0
+        assert time.monotonic() - began < 1.0
 
 
 FORKY = textwrap.dedent(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 from attrs import evolve
 from counts import happened
@@ -118,16 +120,23 @@ def test_field_report_53_of_50_engines_that_are_killed_stopped_or_raise_nothing_
 
 
 @pytest.mark.slow
-def test_the_real_engine_is_replaced_6_times_without_a_trace() -> None:
+def test_field_report_56_the_real_engine_is_replaced_6_times_without_a_trace_and_nobody_grows() -> None:
     with contextlib.closing(plain_lane(limits=NIMBLE, restart=FOR_EVER, num_kv_blocks=1024)) as lane:
         lane.wait_ready()
         lost_and_served_again(lane, killed)
-        before = Traces.now()
+        before, parent, engines = Traces.now(), resident_mib(os.getpid()), [resident_mib(engine_pid(lane))]
         for _ in range(3):
             for hurt in (killed, frozen):
                 lost_and_served_again(lane, hurt)
+                engines.append(resident_mib(engine_pid(lane)))
         at_rest(lane)
         nothing_more_than(before, lane)
+        assert resident_mib(os.getpid()) - parent < 15.0
+        assert max(engines) < 1.05 * min(engines), "each after the same three tokens"
+
+
+def resident_mib(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss / (1 << 20))
 
 
 def test_a_closed_pipeline_leaves_no_process_descriptor_thread_or_file() -> None:

@@ -12,14 +12,16 @@ on it takes no command), `stall_at` (from there on its steps return and do nothi
 `flood_bytes`, `grow_bytes`, `step_s` (each step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow
 steps hold the interpreter lock), `ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`,
 `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a
-CACHE_DIR of the properties holds a file named bad.blob), `clock` (a file: the first fault in the loop writes its
-`time.monotonic()` there).
+CACHE_DIR of the properties holds a file named bad.blob), `device` (a file: it boots only if nobody else has it locked),
+`poison` (a token id: the first step with such a prompt inside crashes), `clock` (a file: the first fault in the loop
+writes its `time.monotonic()` there).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -206,7 +208,7 @@ class FaultyEngine:
         self._incarnation, self._commands, self._reports = incarnation, commands, reports
         self._steps = 0
         self._ballast = b""
-        self._noted = self._stalled = False
+        self._noted = self._stalled = self._poisoned = False
 
     @property
     def facts(self) -> EngineFacts:
@@ -218,11 +220,14 @@ class FaultyEngine:
 
     def add(self, request: Request) -> EngineStay:
         inside = self._engine.add(request)
+        self._poisoned = self._poisoned or self._fault.get("poison", -1) in request.prompt
         return DeafStay(inside, self._note) if self._fault.get("ignore_stops") else inside
 
     def step(self) -> Metrics:
         self._steps += 1
         self._delay()
+        if self._poisoned:
+            self._crash()
         for name in _AT:
             if self._fault.get(f"{name}_at") == self._steps:
                 self._note()
@@ -315,6 +320,8 @@ def load(spec: Mapping[str, Any]) -> Engine:
     if fault.get("grandchild"):
         subprocess.Popen(["sleep", "1000"])
     time.sleep(float(fault.get("boot_s", 0.0)))
+    if device := fault.get("device"):
+        _lock(device)
     if refusal := fault.get("boot_raises"):
         raise BootRefusedError(*refusal)
     if (how := fault.get("bad_cache")) and any(map(_is_bad, _compile_cache.folders(spec["properties"]))):
@@ -335,6 +342,14 @@ def _fail_to_load(how: str) -> None:
     if how == "crash":
         ctypes.string_at(0)
     _sleep_holding_the_gil(_FOREVER_S)
+
+
+def _lock(device: str) -> None:
+    """Until the process ends."""
+    try:
+        fcntl.flock(os.open(device, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BootRefusedError("device", "another engine has it", permanent=True) from None
 
 
 def _load(spec: Mapping[str, Any]) -> Engine:
