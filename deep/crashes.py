@@ -35,7 +35,7 @@ from boundedgen.testing._faulty_child import MODULE
 from deep.belongings import Belongings, left_behind, temporary_files
 from deep.faults import Kind, dealt
 from deep.lateness import Lateness
-from deep.streams import Streams
+from deep.streams import Answer, Streams
 
 MODEL = str(Path(__file__).parent.parent / "tests" / "models" / "plain")
 #: In f32 the same prompt has the same greedy answer in every batch and in every incarnation.
@@ -56,6 +56,9 @@ class FaultyHost:
     def __init__(self, kinds: list[Kind], limits: b.Limits, rng: random.Random, notes: Path) -> None:
         self.kinds, self._limits, self._notes = kinds, limits, notes
         self.drawn = [kind.drawn(rng) for kind in kinds]
+        self.starts: list[
+            tuple[float, float]
+        ] = []  #: when the driver's thread began to start a process, and had done so
         self._tokenizer: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
@@ -83,7 +86,10 @@ class FaultyHost:
             module=MODULE,
             fault={**fault, "clock": str(self.clock(incarnation))} if fault else None,
         )
-        return host.spawn(incarnation)
+        began = time.monotonic()
+        link = host.spawn(incarnation)
+        self.starts.append((began, time.monotonic()))
+        return link
 
 
 @frozen
@@ -109,6 +115,7 @@ class Findings:
     late: list[float] = Factory(list)
     recoveries: list[Recovery] = Factory(list)
     incidents: list[float] = Factory(list)  #: seconds that gathering took
+    starts: list[float] = Factory(list)  #: seconds that starting a process took the driver's thread
     stats: dict[str, Any] = Factory(dict)
     machine_late: float = 0.0
 
@@ -118,7 +125,7 @@ def client(lane: b.BoundedPipeline, seed: int, stop: threading.Event, findings: 
     rng = random.Random(seed)
     while not stop.is_set():
         prompt, total = (5, rng.randrange(3, 40)), rng.choice([0.5, 2.0, 30.0])
-        deadline = time.monotonic() + total
+        asked_at = time.monotonic()
         try:
             generation = lane.submit(
                 prompt, max_new_tokens=rng.randrange(5, 300), ignore_eos=True, bounds=b.Bounds(total=total)
@@ -126,7 +133,7 @@ def client(lane: b.BoundedPipeline, seed: int, stop: threading.Event, findings: 
         except b.Rejected as error:
             findings.broken.append(f"refused: {error}")
             return
-        findings.streams.follow(generation, prompt, rng.random(), deadline)
+        findings.streams.follow(generation, prompt, rng.random(), asked_at)
 
 
 def wait_for(done: Callable[..., bool], seconds: float) -> bool:
@@ -233,12 +240,25 @@ def run(kinds: list[Kind], seed: int, *, resume: str = "fail", black_box: Path |
     findings.machine_late = machine.worst
     findings.broken += _settled_once(stats, findings.streams, len(kinds), resume)
     findings.late = [answer.late for answer in findings.streams.answers]
-    for answer in findings.streams.answers:
-        if (late := answer.late - machine.of(answer.at)) > LATE_S:
-            findings.broken.append(f"{answer.late:.3f} s late, {late:.3f} s later than the machine")
+    findings.starts = [end - began for began, end in host.starts]
+    findings.broken += [
+        _how_late(answer, machine, host.starts)
+        for answer in findings.streams.answers
+        if answer.late - machine.of(answer.at) > LATE_S
+    ]
     if black_box is not None:
         findings.broken += _incidents(black_box, findings)
     return findings
+
+
+def _how_late(answer: Answer, machine: Lateness, starts: list[tuple[float, float]]) -> str:
+    """And whether the driver's thread was starting a process meanwhile."""
+    due = answer.at - answer.late
+    starting = max((end - began for began, end in starts if began < answer.at and end > due), default=0.0)
+    return (
+        f"an answer {answer.late:.3f} s late, settled {answer.settled_late:.3f} s late; "
+        f"the machine {machine.of(answer.at):.3f} s, the start of a process took {starting:.3f} s"
+    )
 
 
 def _under_load(lane: b.BoundedPipeline, host: FaultyHost, rng: random.Random, findings: Findings) -> None:
@@ -307,6 +327,8 @@ def told(findings: Findings) -> None:
         print(f"fault -> next token: {spread([r.whole for r in findings.recoveries])}")
         for part in ("detection", "leaving", "boot", "rest"):
             print(f"  {part:9} {spread([getattr(r, part) for r in findings.recoveries])}")
+    if findings.starts:
+        print(f"starting a process took the driver's thread {spread(findings.starts)}")
     if findings.incidents:
         print(f"{len(findings.incidents)} incidents, gathered in {spread(findings.incidents)}")
     print("broken: " + "; ".join(findings.broken) if findings.broken else "every promise was kept")

@@ -134,7 +134,7 @@ class Callers:
     def __init__(self, figures: Figures, traffic: Iterator[Asked], until: float) -> None:
         self._figures, self._traffic, self._until = figures, traffic, until
         self._lock = threading.Lock()
-        self._answers: list[tuple[float, float]] = []  # when, and how many seconds after the deadline
+        self._answers: list[tuple[float, float, float]] = []  # when, seconds after the deadline, settled so long after
         self.refused: Counter[str] = Counter()
 
     def serve(self, lane: b.BoundedPipeline) -> None:
@@ -147,11 +147,13 @@ class Callers:
                 self._figures.broken.append("a caller was not answered at all")
 
     def judge(self, machine: Lateness) -> None:
-        self._figures.late_most = max((late for _, late in self._answers), default=None)
+        self._figures.late_most = max((late for _, late, _ in self._answers), default=None)
         self._figures.machine_late = machine.worst
-        for at, late in self._answers:
+        for at, late, settled in self._answers:
             if late - machine.of(at) > LATE_S:
-                self._figures.broken.append(f"an answer {late:.3f} s late; the machine was by {machine.of(at):.3f} s")
+                self._figures.broken.append(
+                    f"an answer {late:.3f} s late, settled {settled:.3f} s late; the machine {machine.of(at):.3f} s"
+                )
 
     def _call(self, lane: b.BoundedPipeline) -> None:
         while time.monotonic() < self._until:
@@ -174,7 +176,7 @@ class Callers:
         _wait(generation, None)
         now = time.monotonic()
         with self._lock:
-            self._answers.append((now, now - deadline))
+            self._answers.append((now, now - deadline, generation.partial.total_s - asked.total))
             self._count(generation)
 
     def _count(self, generation: b.Generation) -> None:

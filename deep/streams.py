@@ -14,7 +14,8 @@ import boundedgen as b
 @frozen
 class Answer:
     at: float  #: monotonic
-    late: float  #: seconds after its deadline; below 0: before it
+    late: float  #: seconds after its deadline that the caller had it; below 0: before it
+    settled_late: float  #: likewise, that the pipeline had settled it
     resumed: int
 
 
@@ -30,7 +31,7 @@ class Streams:
     _longest: dict[tuple[int, ...], tuple[int, ...]] = Factory(dict)  #: what a prompt was answered with so far
     _lock: threading.Lock = Factory(threading.Lock)
 
-    def follow(self, generation: b.Generation, prompt: tuple[int, ...], way: float, deadline: float) -> None:
+    def follow(self, generation: b.Generation, prompt: tuple[int, ...], way: float, asked_at: float) -> None:
         """To its end, in one piece or as a stream, or a little of it."""
         shown: list[int] = []
         try:
@@ -44,9 +45,10 @@ class Streams:
                 completion = generation.result()
         except b.GenerationError:
             completion = generation.partial
-        now = time.monotonic()
+        now, total = time.monotonic(), generation.bounds.total
+        assert total is not None
         with self._lock:
-            self.answers.append(Answer(now, now - deadline, completion.resumed))
+            self.answers.append(Answer(now, now - asked_at - total, completion.total_s - total, completion.resumed))
             self.ends[str(completion.finish_reason)] += 1
             self.look(completion, prompt, tuple(shown), generation.max_new_tokens, streamed=0.4 <= way < 0.7)
 
