@@ -1,6 +1,7 @@
 """The user's restart strategies are foreign code: they are asked aside, and the default ones answer if they do not."""
 
 from collections.abc import Callable
+from typing import Any
 
 from boundedgen._aside import logger
 from boundedgen._core._events import DecideRestart
@@ -9,23 +10,21 @@ from boundedgen._restart import RestartPolicy
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
 
-class Asking:
-    """Used by the driver's thread, but for the answers: `answer(seconds or None)` may come from another.
+Answer = Callable[[float | None], None]  #: seconds until the next start; None: give up
 
-    `run` has something done elsewhere.
+
+class Asking:
+    """Used by the driver's thread, but for the answers, which may come from another. `run` has work done elsewhere.
+
+    It keeps no `answer`, which knows the driver: a cycle would keep a closed lane until the collector comes by.
     """
 
-    def __init__(
-        self,
-        restart: RestartPolicy,
-        run: Callable[[Callable[[], None]], object],
-        answer: Callable[[float | None], None],
-    ) -> None:
-        self._restart, self._run, self._answer = restart, run, answer
+    def __init__(self, restart: RestartPolicy, run: Callable[[Callable[[], None]], Any]) -> None:
+        self._restart, self._run = restart, run
         self.asked: DecideRestart | None = None  # without an answer yet
         self.due: float | None = None  # the instant at which the default ones decide
 
-    def ask(self, question: DecideRestart, now: float) -> None:
+    def ask(self, question: DecideRestart, now: float, answer: Answer) -> None:
         self.due, self.asked = now + POLICY_ANSWER, question
         since = now - question.since
 
@@ -37,12 +36,12 @@ class Asking:
                 delay = RestartPolicy().delay(question.failures, since)
             if self.asked is question:  # an answer that comes too late is none to a later question
                 self.due = self.asked = None
-                self._answer(delay)
+                answer(delay)
 
         self._run(decide)
 
-    def tick(self, failures: int, now: float) -> None:
+    def tick(self, failures: int, now: float, answer: Answer) -> None:
         """Decide, if nobody has by now."""
         if self.due is not None and now >= self.due:
             self.due = self.asked = None
-            self._answer(RestartPolicy().delay(failures, 0.0))
+            answer(RestartPolicy().delay(failures, 0.0))

@@ -54,7 +54,7 @@ class Driver:
         self._aside = runtime.aside("boundedgen-aside")
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
-        self.asking = Asking(restart, self._aside.run, lambda delay: self.post("restart", delay))
+        self.asking = Asking(restart, self._aside.run)
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
@@ -210,7 +210,7 @@ class Driver:
         while not self._evidence.end_leases(now):
             self._take_commands(now)  # each round needs a renewal that was not there in the last one
         self._evidence.judge_readers(now)
-        self.asking.tick(self.governor.life.failures, now)
+        self.asking.tick(self.governor.life.failures, now, self._restart)
 
     # --- effects -------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Driver:
             case ev.Lost():
                 self._lost(effect)
             case ev.DecideRestart():
-                self.asking.ask(effect, now)
+                self.asking.ask(effect, now, self._restart)
             case ev.Probe():
                 self.probe()
             case ev.EndLease():
@@ -295,6 +295,9 @@ class Driver:
         """At once, or, for a fault that a black box is kept of, a moment later."""
         if not self.leaving.spare(self, effect, now):
             self._on_link(effect.incarnation, lambda link: link.kill())
+
+    def _restart(self, delay_s: float | None) -> None:
+        self.post("restart", delay_s)
 
     def _end_lease(self, effect: ev.EndLease) -> None:
         cell = self.cells.pop(effect.lease, None)
