@@ -91,7 +91,7 @@ class GovernorMachine(RuleBasedStateMachine):
         booted=st.booleans(),
         slack=st.sampled_from([0, SLACK]),
         wear=st.sampled_from(WEAR),
-        rss_bytes=st.sampled_from([None, None, 500, 2_000]),
+        rss_bytes=st.sampled_from([None, None, None, 2_000]),
         boot_s=st.sampled_from([3.0, 3.0, 0.5]),
     )
     def begin(
@@ -538,6 +538,25 @@ class GovernorMachine(RuleBasedStateMachine):
         if sure:
             self._the_engine.kill(self.now)
 
+    @precondition(lambda self: not self.stopped and self.oracle.phase == "up" and self._wears)
+    @rule(new=st.sampled_from([3, 30]), others=st.integers(1, 3), drain=st.sampled_from([None] * 5 + [6.1]))
+    def wear_the_engine_out(self, new: int, others: int, drain: float | None) -> None:
+        """Its time comes while it serves, others want to come in, and perhaps it is closed."""
+        oracle = self.oracle
+        its_time = self.limits.engine_age or 10 * (oracle.ready_since - oracle.spawned_at)
+        self._advance_to(max(self.now, oracle.ready_since + its_time - 0.2))
+        self._the_engine.rss_bytes = 1_000
+        self.submit_many(2, new, None)
+        self._advance_to(self.now + 0.3)
+        self.submit_many(others, 2, None)
+        if drain is not None:
+            self._command(lambda now: self._close(drain, now))
+        self._advance_to(self.now + 3.5)
+
+    @property
+    def _wears(self) -> bool:
+        return self.limits.engine_age is not None or self.limits.engine_rss_bytes is not None
+
     @rule(rss_bytes=st.sampled_from([500, 999, 1_000, 1_000]), load=st.booleans())
     def grow_or_shrink(self, rss_bytes: int, load: bool) -> None:
         """It tells with its next report."""
@@ -632,8 +651,7 @@ class GovernorMachine(RuleBasedStateMachine):
         assert not any(self.governor.ledger.reserved)
         assert len(self._the_engine.scheduler) == 0
         assert self._the_engine.held() == ()
-        wears = self.limits.engine_age is not None or self.limits.engine_rss_bytes is not None
-        assert wears or self.wakeup is None, "nothing to do, nothing to wake up for"
+        assert self._wears or self.wakeup is None, "nothing to do, nothing to wake up for"
 
     def _refuse_for_ever(self) -> None:
         last = self._new(prompt_tokens=1, max_new_tokens=1, bounds=Bounds(total=TOTAL_MAX))
