@@ -143,6 +143,7 @@ class Oracle:
         self.woke_outside = float("-inf")
         self.rss: int | None = None  #: as the engine that is up told last
         self.safe = False  #: in this wake: the engine is too old or too large, and holds nothing
+        self.empty_at = 0.0  #: the wake since which it has held nothing
         self.paused = False  #: so that it can become empty
         self.pause_turns_at = float("-inf")  #: when that begins or ends
         self.recycled = False  #: no engine was lost, or ready, since one was recycled
@@ -361,6 +362,7 @@ class Oracle:
         worn = self.phase == "up" and not self.doomed and not self.closing and self._worn(now)
         held = any(True for _ in self.open_stays())
         self.safe = worn and not held
+        self.empty_at = float("inf") if held else min(self.empty_at, now)
         if not worn or self.safe:
             self.paused, self.pause_turns_at = False, float("-inf")
         elif drain and now >= self.pause_turns_at:
@@ -456,6 +458,8 @@ class Oracle:
             assert now <= self.drain_until + EPS or now == self.woke_at, "the drain lasted too long"
         elif effect.cause is ev.Cause.RECYCLE:
             assert self.safe, "an engine was recycled that is not worn, or holds something"
+            its_time = self.ready_since + (self.limits.engine_age or 0.0)
+            assert self.limits.engine_age is None or self._on_time(now, max(its_time, self.empty_at)), "recycled late"
             self.recycled, self.recyclings = True, self.recyclings + 1
         else:
             assert self.engine is not None
