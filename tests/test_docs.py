@@ -258,7 +258,13 @@ def test_the_installed_distribution_is_whole() -> None:
     if origin.get("dir_info", {}).get("editable"):
         pytest.skip("installed in editable mode: there are no files of its own to look at")
     files = {str(path) for path in distribution.files or ()}
-    wanted = ("py.typed", "_engine/__main__.py", "_engine/_grammar_child.py", "testing/_faulty_child.py")
+    wanted = (
+        "py.typed",
+        "_engine/__main__.py",
+        "_engine/_start.py",
+        "_engine/_grammar_child.py",
+        "testing/_faulty_child.py",
+    )
     assert {f"boundedgen/{name}" for name in wanted} | {"_boundedgen_pytest.py"} <= files
     assert any(name.endswith("licenses/LICENSE") for name in files)
     assert distribution.version == boundedgen.__version__

@@ -14,6 +14,7 @@ Trace = list[Record]
 NOT_COMPARED = {
     "incarnation": "it is 1 in both",
     "cache_bytes": "the simulated engine has no memory, and says None",
+    "rss_bytes": "memory is the process's, and neither of them tells it there",
     "outputs.token_ids": "the simulated model is a checksum of the text so far; how many there are is compared",
     "outputs.logprobs": "all of them are -0.5 there; how many there are is compared",
     "finished.score": "it is the rank there",

@@ -1,4 +1,4 @@
-"""`python -m boundedgen._engine`: the engine process. Started by `_host` only."""
+"""The engine process: `_host` runs it, by way of `_start`."""
 
 from boundedgen._engine._child import main
 from boundedgen._engine._genai import load

@@ -40,7 +40,8 @@ def _adopt(package: str) -> None:
 if __name__ == "__main__":
     import runpy
 
-    sys.path[:] = json.loads(sys.argv[1])
+    places = json.loads(sys.argv[1])
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
     _adopt(_PACKAGE)
     del sys.argv[:2]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
