@@ -36,6 +36,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._aside",
      "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._forks", "boundedgen._text",
+     "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
      "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime"),

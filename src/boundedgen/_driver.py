@@ -47,6 +47,7 @@ class Driver:
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
+        self.at_the_end: list[Callable[[], object]] = []  # done aside, when the last engine is gone
         self._host = host
         self._limits = limits
         self._clock = runtime
@@ -344,6 +345,7 @@ class Driver:
             self._lose_the_engine,
             self._answer_everybody,
             lambda: self.leaving.begin(self),
+            lambda: list(map(self._aside.run, self.at_the_end)),
             self._aside.close,
             self._turning.close,
         ):

@@ -23,6 +23,7 @@ from boundedgen.abc import EngineHost, Tokenizer
 
 POLICIES = ("reserve", "engine")
 _SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
+CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 PATH_MOST = 4096  #: PATH_MAX of Linux
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 

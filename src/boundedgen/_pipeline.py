@@ -15,13 +15,14 @@ from boundedgen._blackbox._box import box_of, install
 from boundedgen._bounds import Bounds, Limits, patience
 from boundedgen._call import Call
 from boundedgen._completion import Completion
+from boundedgen._device_lock import entrust, lock_of
 from boundedgen._driver import Driver
 from boundedgen._errors import BoundedGenError, EngineUnavailable
 from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
-from boundedgen._making import Admission, checked, drain_seconds, parts_of
+from boundedgen._making import CLOSING_SLACK, Admission, checked, drain_seconds, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
@@ -29,8 +30,6 @@ from boundedgen._runtime import runtime_of
 from boundedgen._serving import Serving, calls_of
 from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
 from boundedgen.abc import Clock, EngineHost
-
-CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 
 
 @final
@@ -55,6 +54,7 @@ class BoundedPipeline:
     - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
       renews; a caller that waits for it counts as reading. None: no such lease.
     - `black_box`: a folder, made if need be, in which each lost engine leaves an incident. None: nothing is kept.
+    - `device_lock`: a file that each engine keeps locked. If another does, this raises DeviceUnavailable. None: none.
     - `engine`, `clock`: for tests: the child with its tokenizer (`models_path` may then be None), and time.
     """
 
@@ -72,6 +72,7 @@ class BoundedPipeline:
         admission: Admission | None = None,
         restart: RestartPolicy | None = None,
         black_box: str | os.PathLike[str] | None = None,
+        device_lock: str | os.PathLike[str] | None = None,
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class BoundedPipeline:
         ttl = checked(limits, bounds, lease_ttl, admission, restart)
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
         box = box_of(black_box, limits, {**parts.configuration, "bounds": bounds, "admission": admission})
+        lock = lock_of(device_lock)
         self._limits = limits
         self._runtime = runtime = runtime_of(clock)
         self._driver = driver = Driver(parts.host, limits, restart, runtime, reserve=admission.policy == "reserve")
@@ -93,6 +95,7 @@ class BoundedPipeline:
         self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
         driver.probe = self._probing.due
         install(box, driver, self._serving.rejections.by_error)
+        entrust(lock, parts.host, driver)
         driver.start()
         loading.start()
 

@@ -55,11 +55,17 @@ def simulated_lane(
     restart: RestartPolicy | None = None,
     bounds: Bounds | None = None,
     lease_ttl: float | None = None,
+    device_lock: Path | None = None,
     **scheduler: Any,
 ) -> BoundedPipeline:
-    host = simulated_host(fault, limits, scheduler)
     return BoundedPipeline(
-        None, engine=host, limits=limits, restart=restart or AT_ONCE, bounds=bounds, lease_ttl=lease_ttl
+        None,
+        engine=simulated_host(fault, limits, scheduler),
+        limits=limits,
+        restart=restart or AT_ONCE,
+        bounds=bounds,
+        lease_ttl=lease_ttl,
+        device_lock=device_lock,
     )
 
 

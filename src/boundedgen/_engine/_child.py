@@ -20,6 +20,7 @@ from typing import NoReturn, final
 
 from attrs import define, evolve
 
+from boundedgen import _device_lock
 from boundedgen._core._events import BootFailed, EngineFacts, Finish, Ready, Refusal, Release, StepRaised
 from boundedgen._engine import _compile_cache, _stacks
 from boundedgen._engine._frames import WireError
@@ -291,6 +292,7 @@ def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
 def _boot(load: Load, first: Word, line: Line, incarnation: int) -> tuple[Engine, EngineFacts]:
     if not isinstance(first, Boot):
         raise WireError("the first word must be Boot")
+    _device_lock.inherit(first.spec["device_lock"])
     notes = _compile_cache.put_aside(first.spec["properties"], first.spec["put_aside_compiled_before"])
     if notes:
         print(*notes, sep="\n", file=sys.stderr, flush=True)  # all that is seen of a start that crashes

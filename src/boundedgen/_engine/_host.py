@@ -70,6 +70,7 @@ class GenAIHost:
             "fault": None if fault is None else dict(fault),
         }
 
+    lock: int | None = None  #: a descriptor that every engine inherits (`_device_lock`)
     _tokenizer: Tokenizer | None
     _last: ChildLink | None = None
     _served = False  #: an earlier incarnation was ready: a device that is missing now was there once
@@ -84,8 +85,9 @@ class GenAIHost:
         doubted = last is not None and last.failed_to_start and not self._acquitted
         before = self._spawned_at if doubted else None
         now = time.time()
-        link = start(self._module, incarnation, self._limits)
-        link.send(Boot({**self._spec, "served": self._served, "put_aside_compiled_before": before}))
+        link = start(self._module, incarnation, self._limits, () if self.lock is None else (self.lock,))
+        found = {"served": self._served, "put_aside_compiled_before": before, "device_lock": self.lock}
+        link.send(Boot({**self._spec, **found}))
         link.flush()
         self._last, self._spawned_at, self._acquitted = link, now, self._acquitted or doubted
         return link
@@ -106,7 +108,7 @@ class GenAIHost:
         return fields if isinstance(fields, dict) else {}
 
 
-def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
+def start(module: str, incarnation: int, limits: Limits, inherited: tuple[int, ...] = ()) -> ChildLink:
     """Run `module` as an engine. No descriptor is left behind if that raises OSError."""
     reap_lost()
     with contextlib.ExitStack() as undo:
@@ -127,7 +129,7 @@ def start(module: str, incarnation: int, limits: Limits) -> ChildLink:
             stdin=subprocess.DEVNULL,
             stdout=output[1],
             stderr=output[1],
-            pass_fds=(*theirs, stacks),
+            pass_fds=(*theirs, stacks, *inherited),
             close_fds=True,
             process_group=0,
         )

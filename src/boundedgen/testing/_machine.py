@@ -20,7 +20,7 @@ from boundedgen._errors import (
     Saturated,
 )
 from boundedgen._generation import Generation
-from boundedgen._pipeline import CLOSING_SLACK
+from boundedgen._making import CLOSING_SLACK
 from boundedgen._restart import RestartPolicy
 from boundedgen._stats import HealthState, ProbeVerdict
 from boundedgen.testing import strategies
