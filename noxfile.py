@@ -138,6 +138,14 @@ def crashing_traffic(session: nox.Session) -> None:
 
 
 @nox.session
+def alarms(session: nox.Session) -> None:
+    """What is slow, starved or stopped is not killed, what hangs is: SmolLM2. Arguments go to deep/alarms.py."""
+    install(session, "test")
+    install_model(session)
+    session.run("python", "-m", "deep.alarms", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Hypothesis, long, on the wire format and on everything that checks what callers pass: 20,000 examples each.
 

@@ -124,7 +124,7 @@ def answer_times(values: Limits) -> str:
             seconds(step),
         ),
         (
-            "the same where such steps, or smaller ones, have been taking longer than a third of that",
+            "the same where such steps, or smaller ones, have been taking longer than a fifth of that",
             f"{MARGIN:g} times what they took; step_max",
             f"at most {seconds(values.step_max)}",
         ),

@@ -226,7 +226,7 @@ class Limits:
     step: float = _limit(
         10.0,
         "s",
-        "base of a step's budget. Where steps of its size or a smaller one take longer, three times that",
+        "base of a step's budget; where steps of its size, or smaller ones, take long, five times that",
         least=0.001,
     )
     step_per_token: float = _limit(0.02, "s/token", "added for each token that the step schedules", least=0.0)

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 
-FIRST_STEPS, NEW_STEPS, MARGIN, KEPT = 3, 2, 3.0, 511 / 512
+FIRST_STEPS, NEW_STEPS, MARGIN, KEPT = 3, 2, 5.0, 511 / 512
 
 
 @frozen

@@ -14,7 +14,7 @@ from boundedgen._core._events import Pulse
 
 FIRST_STEPS = 3  #: steps of an incarnation that have `Limits.first_step` on top of their budget
 NEW_STEPS = 2  #: steps of a shape that have `Limits.new_shape`; two, for the first one has nobody to confirm its rate
-MARGIN = 3.0  #: times its rate that a step may take; twice as many busy threads as processors made steps 3 times slower
+MARGIN = 5.0  #: times its rate that a step may take: two spinning processes a processor made steps 3 to 5 times slower
 FORGET = 1 / 512  #: of a rate, with each step of its shape that was quicker
 SHAPES = 24  #: the last one has all that is larger
 
