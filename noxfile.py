@@ -28,6 +28,7 @@ DEEP = {
     "BOUNDEDGEN_STEPS": "100",
     "BOUNDEDGEN_CONFORMANCE": "500",
     "BOUNDEDGEN_KILLS": "10",
+    "BOUNDEDGEN_IDLE_S": "70",
 }
 SPOILT_ON_GPU = "test_field_report_39_the_start_after_one_that_failed_with_half_a_kernel_in_the_cache_is_ready"
 
@@ -113,7 +114,13 @@ def deep(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--timeout=0", "tests/conformance/test_random_scripts.py", env=long)
     spoilt = ("tests/process/test_compile_cache.py", "tests/gpu/test_pipeline_gpu.py::" + SPOILT_ON_GPU)
     session.run("python", "-m", "pytest", "--timeout=0", *spoilt, env=long)
-    session.run("python", "-m", "pytest", "-k", "field_report_56", "tests/process/test_pipeline_recycled.py", env=long)
+    chosen = (
+        "-k",
+        "field_report_56 or idleness",
+        "tests/process/test_pipeline_recycled.py",
+        "tests/process/test_pipeline_idle.py",
+    )
+    session.run("python", "-m", "pytest", *chosen, env=long)
 
 
 @nox.session

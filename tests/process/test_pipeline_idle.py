@@ -20,6 +20,9 @@ def cpu_s(*pids: int) -> float:
     return float(sum(t.user + t.system for t in times))
 
 
+LONGEST_S = float(os.environ.get("BOUNDEDGEN_IDLE_S", "12"))  #: `nox -s deep` is idle for more than a minute
+
+
 def served(lane: BoundedPipeline) -> float:
     """Seconds until a request of three tokens is answered."""
     began = time.monotonic()
@@ -29,7 +32,7 @@ def served(lane: BoundedPipeline) -> float:
 
 
 @pytest.mark.slow
-def test_field_reports_42_and_81_a_minute_of_idleness_costs_no_core_and_no_time_afterwards() -> None:
+def test_field_reports_42_and_81_idleness_costs_no_core_and_no_time_afterwards() -> None:
     """Parent and child together, after work, with a lease and a handle that is held; then it answers at once."""
     with contextlib.closing(plain_lane()) as lane:
         lane.wait_ready()
@@ -37,7 +40,7 @@ def test_field_reports_42_and_81_a_minute_of_idleness_costs_no_core_and_no_time_
         lease = lane.lease("somebody", ttl=3600)
         handle.wait_reclaimed(10)
         pids = (os.getpid(), engine_pid(lane))
-        for idle in (1.0, 5.0, 60.0):
+        for idle in (1.0, 5.0, LONGEST_S):
             before, began = cpu_s(*pids), time.monotonic()
             time.sleep(idle)
             share = (cpu_s(*pids) - before) / (time.monotonic() - began)
