@@ -21,7 +21,7 @@ class Figures:
     ends: Counter[str] = Factory(Counter)
     died: Counter[str] = Factory(Counter)  #: engines, by what they died of
     late_most: float | None = None  #: seconds after its deadline that the latest answer came; None: nobody looked
-    machine_late: float | None = None
+    machine_late: float | None = None  #: seconds that threads waited for a processor, in all
     broken: list[str] = Factory(list)
 
     @property
@@ -50,7 +50,7 @@ def table(lanes: list[Figures]) -> str:
         ("goodput, tokens/s", [f"{f.tokens / f.seconds:.0f}" for f in lanes]),
         ("goodput, requests/s", [f"{f.finished / f.seconds:.2f}" for f in lanes]),
         ("latest answer, ms", [_ms(f.late_most) for f in lanes]),
-        ("the machine, ms", [_ms(f.machine_late) for f in lanes]),
+        ("waits for a processor, ms", [_ms(f.machine_late) for f in lanes]),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [("", [f.lane for f in lanes]), *rows]

@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -100,17 +101,29 @@ def test_what_a_run_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert [what.split()[0] for what in found] == ["descriptors", "threads", "children", "temporary"]
 
 
-def test_the_machine_is_late_when_the_control_stands_still_and_only_then() -> None:
-    with Lateness(3) as machine:
-        time.sleep(0.3)
-        os.kill(machine.pid, 19)
-        stopped = time.monotonic()
-        time.sleep(0.3)
-        os.kill(machine.pid, 18)
-        time.sleep(0.3)
-    assert machine.of(stopped + 0.3) > 0.15
-    assert machine.of(stopped - 10.0) == 0.0
-    assert machine.worst == machine.of(stopped + 0.3)
+def test_waiting_for_a_processor_is_the_machines_lateness_and_waiting_for_anything_else_is_not() -> None:
+    """As many that compute as there are processors, and this one beside them, on one processor."""
+    allowed = os.sched_getaffinity(0)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        one = {min(allowed)}
+        for process in busy:
+            os.sched_setaffinity(process.pid, one)
+        with Lateness() as machine:
+            asleep = time.monotonic()
+            time.sleep(0.3)
+            os.sched_setaffinity(0, one)
+            crowded = time.monotonic()
+            while time.monotonic() < crowded + 0.5:
+                pass
+            end = time.monotonic()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert machine.of(crowded, end) > 0.15
+    assert machine.of(asleep, asleep + 0.25) < machine.of(crowded, end)
 
 
 @pytest.mark.slow
