@@ -31,12 +31,12 @@ def progress(steps: int, ended: float, *, scheduled: int = 1, released: tuple[Re
 def stepping(watch: Watch, steps: int, at: float, *, scheduled: int = 1) -> None:
     """`steps` more steps, of no length, all reported at `at`."""
     ended = watch.pulse.steps_ended + steps
-    watch.pulse = Pulse(ended, ended, at, at, watch.pulse.inside_s)
+    watch.looked(Pulse(ended, ended, at, at, watch.pulse.inside_s))
     watch.reported(progress(ended, at, scheduled=scheduled), at)
 
 
 def in_step(watch: Watch, at: float, *, number: int = 10, scheduled: int = 0, attention: int = 0) -> None:
-    watch.pulse = Pulse(number, number - 1, at, watch.pulse.ended_at, watch.pulse.inside_s, scheduled, attention)
+    watch.looked(Pulse(number, number - 1, at, watch.pulse.ended_at, watch.pulse.inside_s, scheduled, attention))
 
 
 # --- one scene a cause: what was done at NOW, and when it is due -----------------------------------------------------
@@ -185,12 +185,12 @@ def test_a_long_step_within_its_budget_is_no_cause_for_anything() -> None:
 
 def test_time_inside_of_steps_does_not_count_against_a_command() -> None:
     watch = up()
-    watch.pulse = Pulse(10, 10, NOW, NOW)
+    watch.looked(Pulse(10, 10, NOW, NOW))
     watch.ordered("admit", 1, NOW)
     watch.reclaiming(2, 10, NOW)
     in_step(watch, NOW + 1, number=11)
     assert watch.verdict(NOW + 10) is None
-    watch.pulse = Pulse(11, 11, NOW + 1, NOW + 10, 9.0)  # nine seconds inside; one outside so far
+    watch.looked(Pulse(11, 11, NOW + 1, NOW + 10, 9.0))  # nine seconds inside; one outside so far
     assert watch.verdict(NOW + 10 + 1 - TINY) is None
     verdict = watch.verdict(NOW + 10 + 1 + TINY)
     assert verdict is not None
@@ -201,7 +201,7 @@ def test_a_command_that_is_sent_during_a_step_waits_from_its_end() -> None:
     watch = up()
     in_step(watch, NOW, number=11)
     watch.ordered("admit", 1, NOW + 4)
-    watch.pulse = Pulse(11, 11, NOW, NOW + 5, 5.0)
+    watch.looked(Pulse(11, 11, NOW, NOW + 5, 5.0))
     assert watch.verdict(NOW + 5 + LIMITS.ack - TINY) is None
     verdict = watch.verdict(NOW + 5 + LIMITS.ack + TINY)
     assert verdict is not None
@@ -239,6 +239,7 @@ def test_hearing_of_a_stop_again_does_not_start_its_clock_again() -> None:
 def test_a_command_is_overdue_after_whole_steps_only_when_its_time_is_up_too() -> None:
     watch = up()
     watch.ordered("admit", 1, NOW)
+    watch.looked(watch.pulse)
     stepping(watch, ACK_STEPS, NOW + 0.1)
     in_step(watch, NOW + 0.1, number=50)  # steps all the time: there is no time outside
     assert watch.verdict(NOW + 3 - TINY) is None
@@ -247,9 +248,19 @@ def test_a_command_is_overdue_after_whole_steps_only_when_its_time_is_up_too() -
     assert verdict[0] is Cause.ACK
 
 
+def test_steps_that_had_begun_before_a_command_was_sent_are_no_evidence_against_it() -> None:
+    """Their reports come after it; then a long prompt begins, which is judged by its own budget."""
+    watch = up()
+    watch.ordered("admit", 1, NOW)
+    watch.looked(Pulse(ACK_STEPS + 1, ACK_STEPS, NOW + 0.01, NOW, 0.0))  # the reports of four are on their way
+    watch.reported(progress(ACK_STEPS, NOW), NOW + 0.02)
+    assert watch.verdict(NOW + LIMITS.ack + 1) is None
+
+
 def test_fewer_steps_than_that_are_patiently_waited_for() -> None:
     watch = up()
     watch.ordered("admit", 1, NOW)
+    watch.looked(watch.pulse)
     stepping(watch, ACK_STEPS - 1, NOW + 0.1)
     in_step(watch, NOW + 9, number=50)
     assert watch.verdict(NOW + 10) is None
@@ -292,7 +303,7 @@ def test_a_scheduled_token_a_release_or_a_taken_admission_is_progress(sign: str)
         report = Progress(
             1, n, at, at, int(sign == "scheduled"), 0.0, None, released=released, taken=(1,) if sign == "taken" else ()
         )
-        watch.pulse = Pulse(n, n, at, at)
+        watch.looked(Pulse(n, n, at, at))
         watch.reported(report, at)
         assert watch.verdict(at) is None
 
@@ -300,7 +311,7 @@ def test_a_scheduled_token_a_release_or_a_taken_admission_is_progress(sign: str)
 def test_a_step_whose_report_is_still_on_its_way_is_no_standstill() -> None:
     watch = up()
     watch.holding(True, NOW)
-    watch.pulse = Pulse(10, 10, NOW + 5, NOW + 9, 4.0)  # it has ended, and nothing has been heard of it
+    watch.looked(Pulse(10, 10, NOW + 5, NOW + 9, 4.0))  # it has ended, and nothing has been heard of it
     assert watch.verdict(NOW + 9) is None
     assert watch.verdict(NOW + 9 + 6 - TINY) is None
 

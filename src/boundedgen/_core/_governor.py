@@ -141,7 +141,7 @@ class Governor(Reporting):
 
     def pulse(self, pulse: ev.Pulse, now: float) -> None:
         """The step stamps, read just now. The first input of a wake: what is heard after it is judged by it."""
-        self.watch.pulse = pulse
+        self.watch.looked(pulse)
         self._notice_a_standstill(now)
 
     def receive(self, report: ev.Report, now: float) -> None:

@@ -12,7 +12,7 @@ from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause, Progress, Pulse
 from boundedgen._core._pace import Pace
 
-ACK_STEPS = 4  #: whole steps that must have been reported since a command was sent, before its ack is overdue
+ACK_STEPS = 4  #: whole steps begun since a command was sent must have been reported, before its ack is overdue
 LATE = 0.5  #: seconds by which a wake-up may be late before older evidence is void
 _NO_RETURN = "step {} ({} tokens) did not return within {:.3g} s"
 _NO_PROGRESS = "steps return, but nothing was scheduled and nothing released for {:g} s"
@@ -26,7 +26,7 @@ class _Order:
 
     at: float
     outside: float  # reading of the outside clock
-    steps: int  # steps ended, as reported
+    steps: int | None = None  # begun when it was sent, at most: looked up in the wake that follows
 
 
 @define
@@ -75,8 +75,14 @@ class Watch:
         """The driver did not run for a while; what it reads from now on is fresh, what it knew is not."""
         self._woke_at, self._woke_outside = now, self._outside(now)
 
+    def looked(self, pulse: Pulse) -> None:
+        """At the stamps. What was ordered in an earlier wake is sent: steps that begin from here on come after it."""
+        self.pulse = pulse
+        for order in self._orders.values():
+            order.steps = pulse.steps_begun if order.steps is None else order.steps
+
     def ordered(self, what: str, stay: int, now: float) -> None:
-        self._orders[what, stay] = _Order(now, self._outside(now), self.steps)
+        self._orders[what, stay] = _Order(now, self._outside(now))
 
     def taken(self, what: str, stay: int) -> None:
         self._orders.pop((what, stay), None)
@@ -157,7 +163,7 @@ class Watch:
         """Overdue by steps that returned. The step in flight is judged by its own budget only."""
         limits = self.limits
         for (what, stay), order in self._orders.items():
-            if self.steps - order.steps >= ACK_STEPS:
+            if order.steps is not None and self.steps - order.steps >= ACK_STEPS:
                 at = self._since(order.at) + limits.ack
                 yield at, Cause.ACK, "{} of stay {} not taken in {} steps", (what, stay, ACK_STEPS)
         for stay, reclaim in self._reclaims.items():
