@@ -1,12 +1,16 @@
 """Fixtures that every folder of tests can use."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from genai import lanes
 from hypothesis import settings
+
+# Of a shell's background job it is ignored, and so it would be in every process of the tests, which interrupt some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("boundedgen", deadline=None, print_blob=True)  # a busy machine is no failure
 settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=20_000)

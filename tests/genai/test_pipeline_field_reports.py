@@ -212,7 +212,9 @@ def test_field_report_75_an_exception_in_any_stage_of_the_loop_releases_every_re
     def fail(*args: object) -> None:
         raise ZeroDivisionError(stage)
 
-    with bg.BoundedPipeline(PLAIN, {"num_kv_blocks": 64}, "CPU", F32) as pipeline, ThreadPoolExecutor(2) as readers:
+    lane = bg.BoundedPipeline(PLAIN, {"num_kv_blocks": 64}, "CPU", F32)
+    with contextlib.closing(lane) as pipeline, ThreadPoolExecutor(2) as readers:
+        pipeline.wait_ready()
         generation = pipeline.submit(ids(10), max_new_tokens=1900, **FULL)
         stream = iter(generation)
         next(stream)

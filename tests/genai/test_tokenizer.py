@@ -408,7 +408,8 @@ def test_scheduler_objects_and_openvino_values_become_plain() -> None:
 # --- stop strings ------------------------------------------------------------------------------------------------
 
 STORY = "Once upon a time in a small village,"
-STOPS = [" a", " ", "ung ", " Elara dis", "w", "cov", "ag", "ara d", "oman named Elara discovered a m", "."]
+#: Where, in what the model wrote (which another processor may write otherwise): from this letter on, so many of them.
+STOPS = [(0, 2), (0, 1), (2, 4), (9, 10), (9, 1), (12, 3), (21, 2), (25, 5), (8, 31), (40, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +418,9 @@ def storyteller(smollm2: GenAITokenizer) -> Iterator[tuple[Raw, list[int], str]]
     assert path is not None
     raw, prompt = Raw(path, 32), smollm2.encode(STORY, add_special_tokens=False)
     rows, _, _ = raw.run(prompt, {"max_new_tokens": 24, "ignore_eos": True})
-    yield raw, prompt, smollm2.decode(rows[0])
+    whole = smollm2.decode(rows[0])
+    assert len(whole) > 45
+    yield raw, prompt, whole
     del raw
 
 
@@ -426,21 +429,22 @@ def test_the_engine_leaves_parts_of_stop_strings_which_is_why_text_is_cut_here(
     smollm2: GenAITokenizer, storyteller: tuple[Raw, list[int], str]
 ) -> None:
     raw, prompt, whole = storyteller
-    fields = {"max_new_tokens": 24, "ignore_eos": True, "stop_strings": ["cov"]}
-    rows, _, _ = raw.run(prompt, fields)
-    assert "cov" in whole
-    assert smollm2.decode(rows[0]).endswith("discovered")
+    pieces = [smollm2.decode([i]) for i in smollm2.encode(whole, add_special_tokens=False)]
+    word = next(piece for piece in pieces if len(piece) > 4 and piece.strip().isalpha())
+    stop = word[2:-1]  # from the middle of a token
+    assert whole.index(stop) == whole.index(word) + 2
+    rows, _, _ = raw.run(prompt, {"max_new_tokens": 24, "ignore_eos": True, "stop_strings": [stop]})
+    assert smollm2.decode(rows[0]) == whole[: whole.index(word) + len(word)]
 
 
 @pytest.mark.smollm2
 @pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("where", STOPS)
 def test_text_ends_exactly_at_the_stop_string_whatever_tokens_it_shares(
-    smollm2: GenAITokenizer, storyteller: tuple[Raw, list[int], str], stop: str, include: bool
+    smollm2: GenAITokenizer, storyteller: tuple[Raw, list[int], str], where: tuple[int, int], include: bool
 ) -> None:
     raw, prompt, whole = storyteller
-    if stop not in whole:
-        pytest.skip(f"this build of the model did not write {stop!r}")
+    stop = whole[where[0] :][: where[1]]
     fields = {"max_new_tokens": 24, "ignore_eos": True, "stop_strings": [stop], "include_stop_str_in_output": include}
     rows, reason, _ = raw.run(prompt, engine_fields(fields))
     stream = TextStream(smollm2.decode, stop_strings=[stop], include_stop=include)
