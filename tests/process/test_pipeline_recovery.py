@@ -75,8 +75,8 @@ def streaming(lane: BoundedPipeline) -> Generation:
 
 def lost_and_served_again(lane: BoundedPipeline, hurt: How) -> None:
     """One cycle: something is running, the engine is hurt, its caller is told, the next request is served."""
-    running = streaming(lane)
     was, before = engine_pid(lane), lane.stats()
+    running = streaming(lane)
     hurt(lane)
     at = time.monotonic()
     with pytest.raises(EngineLost) as caught:
