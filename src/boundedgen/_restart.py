@@ -44,7 +44,7 @@ class RestartPolicy:
     #: have, else with a valid continuation. With a grammar, presence_penalty or frequency_penalty (also one of the
     #: model's own generation_config.json) it ends EngineLost. What is new in the step that an engine fails in is tried
     #: apart from the others; what two engines failed on ends QUARANTINED; what was inside of three that failed,
-    #: EngineLost.
+    #: or that were lost in a row before it showed a token, EngineLost.
     resume: Literal["fail", "continue"] = "fail"
 
     def __attrs_post_init__(self) -> None:

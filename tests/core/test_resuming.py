@@ -108,9 +108,34 @@ def test_a_kill_from_outside_strikes_nobody_however_often() -> None:
     g = lane()
     sequence = inside(g)
     for _ in range(5):
+        g.step(outputs=(ev.Output(admissions(g, sequence)[-1].stay, (7,)),))
         g.die(KILLED)
         back(g)
     assert (g.reason(sequence), g.governor.sequences[sequence].strikes) == (None, 0)
+
+
+def test_three_engines_lost_in_a_row_before_it_shows_a_token_are_enough_whoever_killed_them() -> None:
+    """A prompt that takes all memory is killed "from outside"; without an end it would use up everybody's restarts."""
+    g = lane()
+    sequence, other = inside(g), inside(g, 1)
+    for lost in range(3):
+        assert g.reason(sequence) is None, lost
+        g.step(outputs=(ev.Output(admissions(g, other)[-1].stay, (7,)),))
+        g.die(KILLED)
+        back(g)
+    assert g.reason(sequence) == "engine_lost"
+    settled = g.settled(sequence)
+    assert settled is not None
+    assert "before it showed a token" in settled.detail
+    assert g.reason(other) is None
+
+
+def test_who_was_new_when_the_engine_took_nothing_more_is_a_suspect() -> None:
+    g = lane()
+    inside(g, 2)
+    new = g.submit(new=4, resume=Resume.ALWAYS)
+    g.hear(ev.WireBroken(1, "an unreadable frame"))
+    assert g.governor.sequences[new].suspect
 
 
 def test_who_was_alone_in_two_engines_that_failed_is_quarantined() -> None:

@@ -24,6 +24,8 @@ BLAMED = (
     ev.Cause.STEP_RAISED,
     ev.Cause.PROGRESS,
     ev.Cause.DIED,
+    ev.Cause.ACK,
+    ev.Cause.WIRE,
 )  #: what is inside can bring these about
 FROM_OUTSIDE = (-1, -2, -3, -9, -15)  #: but not by these signals
 
@@ -54,6 +56,7 @@ class Row:
     ignored: int = 0
     stalled: bool = False  #: the driver was stopped during its life
     crashes: int = 0
+    fruitless: int = 0
     strikes: int = 0
     suspect: bool = False
 
@@ -414,6 +417,8 @@ class Oracle:
         inside = [s for s in self.stays.values() if not s.proved and not s.probe]
         rows = [(s, s.row) for s in inside if s.row.settled is None and s.row.stay == s.id]
         self.inside = [row for _, row in rows]
+        for row in self.inside:
+            row.fruitless += 1
         if cause not in BLAMED or (cause is ev.Cause.DIED and self.exit_status in FROM_OUTSIDE):
             return
         for stay, row in rows:
@@ -523,6 +528,7 @@ class Oracle:
         row.emitted += effect.token_ids
         assert row.stay is not None
         row.suspect = self.stays[row.stay].trial = False
+        row.fruitless = 0
         self._served(now)
         assert row.emitted == row.text[: len(row.emitted)], "tokens arrive once, in order, unchanged"
         row.first_end, row.gap_end, row.known_at = float("inf"), self.ready.at(now) + row.gap, now
@@ -624,7 +630,7 @@ class Oracle:
             assert self._never_fits(row.submission), "it could go on in the engine that came back"
         else:
             self.lost.append(row)
-            assert row.crashes >= 3 or not self._may_go_on(row), "it could go on, and nobody let it"
+            assert max(row.crashes, row.fruitless) >= 3 or not self._may_go_on(row), "it could go on, and nobody let it"
 
     def _trial(self) -> bool:
         return any(s.trial and not s.proved for s in self.stays.values())
@@ -665,7 +671,7 @@ class Oracle:
         assert self.died_now or not self.lost, "engine_lost, and the engine lives"
         assert self.phase in ("starting", "up") or self.told == self.incarnation, "the end of an engine is told"
         for row in self.inside if self.phase != "failed" else ():
-            goes_on = self._may_go_on(row) and row.strikes < 2 and row.crashes < 3
+            goes_on = self._may_go_on(row) and row.strikes < 2 and max(row.crashes, row.fruitless) < 3
             assert row.settled is not None or goes_on, "it waits for another engine, and must not"
         self.died_now, self.lost, self.inside = False, [], []
 

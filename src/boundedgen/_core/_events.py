@@ -165,12 +165,15 @@ class WireBroken:
     text: str
 
 
+UNKNOWN_STATUS = 1000  #: of a process that somebody else has reaped; no exit status is so large
+
+
 @frozen
 class Exited:
     """The process is reaped. Always the last report of an incarnation."""
 
     incarnation: int
-    status: int  #: exit code, or minus the signal
+    status: int  #: exit code, or minus the signal; or UNKNOWN_STATUS
     text: str  #: the end of its output
 
 

@@ -8,6 +8,10 @@ from boundedgen._core._phases import EnginePhase, move
 
 APART = 10  #: times its boot for which no engine is too large: one that always is would do nothing else but boot
 
+#: What an engine that was given something it cannot bear comes to: it hangs, raises, dies, takes nothing more, or
+#: answers what cannot be read.
+_BLAMING = (Cause.STEP, Cause.STEP_RAISED, Cause.PROGRESS, Cause.DIED, Cause.ACK, Cause.WIRE)
+
 
 @define
 class Death:
@@ -23,7 +27,7 @@ class Death:
     @property
     def blames(self) -> bool:
         """What was inside may have brought it about."""
-        return not self.outside and self.cause in (Cause.STEP, Cause.STEP_RAISED, Cause.PROGRESS, Cause.DIED)
+        return not self.outside and self.cause in _BLAMING
 
 
 @define

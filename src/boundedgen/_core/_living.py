@@ -203,6 +203,10 @@ class Living(Resuming):
 
 
 def _how(report: ev.Exited) -> str:
+    if report.status == ev.UNKNOWN_STATUS:
+        return (
+            "the process ended; how is not known, for SIGCHLD is ignored in this process or somebody else waited for it"
+        )
     if report.status == -KILL:
         return "the process was killed by signal 9, not by us: by somebody, or by the kernel for want of memory"
     if report.status < 0:

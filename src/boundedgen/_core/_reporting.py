@@ -48,7 +48,7 @@ class Reporting(Recycling):
             self.tally.late_tokens += len(output.token_ids)
             return
         sequence.tokens += len(output.token_ids)
-        sequence.suspect = False
+        sequence.suspect, sequence.fruitless = False, 0
         self._tried(stay)
         self.tally.tokens += 0 if stay.probe else len(output.token_ids)
         self.life.served(now, self._forget_after)

@@ -12,16 +12,21 @@ from boundedgen._core._stays import Stay
 from boundedgen._errors import FinishReason as Why
 
 STRIKES = 2  #: quarantine
-CRASHES = 3  #: engines that may fail while a sequence is inside; no fourth one is risked for it, suspect or not
+#: Engines that may fail while a sequence is inside, or be lost for whatever reason in a row without a token of it (a
+#: prompt that costs the machine its memory is killed "from outside"): no fourth one is risked for it, suspect or not.
+CRASHES = 3
 
 
 class Resuming(Occupying):
     def _blame(self, death: Death) -> None:
         """While it is known who was inside: who may have brought it about?"""
-        inside = [stay for stay in self.stays.values() if not stay.probe] if death.blames else []
+        inside = [stay for stay in self.stays.values() if not stay.probe]
         for stay in inside:
             sequence = self.sequences.get(stay.sequence)
-            if sequence is not None and sequence.stay == stay.id:
+            if sequence is None or sequence.stay != stay.id:
+                continue
+            sequence.fruitless += 1
+            if death.blames:
                 self._strike(sequence, stay, alone=len(inside) == 1)
 
     def _strike(self, sequence: Sequence, stay: Stay, *, alone: bool) -> None:
@@ -44,6 +49,10 @@ class Resuming(Occupying):
             self._settle(sequence, Why.QUARANTINED, now, f"{sequence.crashes} engines failed on it; the last: {detail}")
         elif sequence.crashes >= CRASHES:
             self._lose(sequence, now, f"{sequence.crashes} engines failed while it was inside; the last: {detail}")
+        elif sequence.fruitless >= CRASHES:
+            self._lose(
+                sequence, now, f"{sequence.fruitless} engines were lost before it showed a token; the last: {detail}"
+            )
         else:
             sequence.resumed += 1
             self.tally.resumed += 1

@@ -52,6 +52,7 @@ class Sequence:
     lost: int = 0  #: stays that the engine ended for lack of cache
     resumed: int = 0  #: times that it was taken up again after the loss of an engine
     crashes: int = 0  #: engines that failed, not by a hand from outside, while it was inside
+    fruitless: int = 0  #: engines lost in a row, for whatever reason, with it inside and no token of it since
     strikes: int = 0  #: those of them that it is suspected of
     suspect: bool = False  #: of the last one, and it has shown no token since
     lease: str | None = None

@@ -10,12 +10,12 @@ import subprocess
 from collections import deque
 from typing import final
 
+from boundedgen._core._events import UNKNOWN_STATUS
 from boundedgen._engine import _stacks
 
 _READ = 1 << 16  #: a larger buffer is mapped, and unmapped, at every read: 35 us of nothing
 _READS = 64  #: of one pipe in one `chunks`, so that a flood in one does not starve the others
 _AT_ONCE_S = 1.0  #: a process that has just been started leaves sooner
-_UNKNOWN_STATUS = -int(signal.SIGKILL)  #: somebody else reaped it (SIGCHLD ignored, or a stray waitpid)
 
 
 @final
@@ -102,7 +102,7 @@ class Life:
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
             status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         except ChildProcessError:
-            status = _UNKNOWN_STATUS
+            status = UNKNOWN_STATUS  # SIGCHLD is ignored, or it was a stray waitpid
         self.over = True
         self._process.returncode = status
         return status
