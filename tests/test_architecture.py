@@ -31,10 +31,13 @@ IMPURE = {
 NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "misc")
 
 #: Layers, lowest first. A module imports its own layer and lower ones.
+PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors")
 LAYERS: list[tuple[str, ...]] = [
-    ("boundedgen._arguments", "boundedgen._bounds", "boundedgen._errors", "boundedgen._completion"),
+    ("boundedgen._arguments", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors",
+     "boundedgen._completion"),
     ("boundedgen._core",),
-    ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._aside",
+    ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
+     "boundedgen._aside",
      "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._forks", "boundedgen._text",
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
@@ -122,7 +125,7 @@ def test_the_core_is_pure(module: str) -> None:
         top = name.split(".")[0]
         assert top not in IMPURE, f"{module} imports {name}"
         if top == "boundedgen":
-            assert name.startswith(("boundedgen._core", "boundedgen._bounds", "boundedgen._errors")), name
+            assert name.startswith(PURE), name
         else:
             assert top == "attrs" or top in sys.stdlib_module_names, name
 

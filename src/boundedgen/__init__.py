@@ -1,5 +1,6 @@
 """Bounded generation on OpenVINO GenAI: deadlines, owner leases, proved reclamation, an engine that is replaced."""
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Deadline, Limits
 from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
 from boundedgen._errors import (
@@ -29,7 +30,6 @@ from boundedgen._errors import (
 )
 from boundedgen._generation import Generation
 from boundedgen._lease import Lease
-from boundedgen._making import Admission
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._restart import RestartPolicy
 from boundedgen._stats import (

@@ -34,8 +34,8 @@ from boundedgen._generation_config import (
 from boundedgen._lease import Lease
 from boundedgen._leasing import live_lease
 from boundedgen._prompt import Row, messages
-from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import Runtime
+from boundedgen._settings import Settings
 from boundedgen._text import TextStream
 from boundedgen.abc import Tokenizer
 
@@ -49,25 +49,22 @@ class Admitting:
     def __init__(
         self,
         driver: Driver,
-        limits: Limits,
-        bounds: Bounds,
-        lease_ttl: float | None,
-        restart: RestartPolicy,
+        settings: Settings,
         runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
         defaults: Mapping[str, Any],
         seeds: random.Random,
     ) -> None:
         self._driver = driver
-        self._door = Door(limits)
-        self._limits = limits
-        self._bounds = bounds
-        self._lease_ttl = lease_ttl
+        self._door = Door(settings.limits)
+        self._limits = settings.limits
+        self._bounds = settings.bounds
+        self._lease_ttl = settings.lease_ttl
         self._runtime = runtime
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._seeds = seeds
-        self._resume = restart.resume == "continue"
+        self._resume = settings.restart.resume == "continue"
         self._ids = itertools.count(1)
 
     def admit(self, call: Call) -> Flow:

@@ -12,7 +12,6 @@ from attrs import evolve
 from boundedgen import _forks
 from boundedgen._aside import logger
 from boundedgen._asking import Asking
-from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
 from boundedgen._core._recording import Recorded
@@ -23,8 +22,8 @@ from boundedgen._evidence import Evidence
 from boundedgen._flow import Flow
 from boundedgen._lease import LeaseCell
 from boundedgen._leaving import Leaving
-from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import Runtime
+from boundedgen._settings import Settings
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
 
@@ -34,10 +33,9 @@ _HOW_LOST = {ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
 class Driver:
     """`turn()` is one wake without waiting; the runtime calls it. `over` is set when it has ended for good."""
 
-    def __init__(
-        self, host: EngineHost, limits: Limits, restart: RestartPolicy, runtime: Runtime, *, reserve: bool = True
-    ) -> None:
-        self.governor = Recorded(limits, forget_after=restart.forget_after, reserve=reserve, keep=limits.recorded)
+    def __init__(self, host: EngineHost, settings: Settings, runtime: Runtime) -> None:
+        limits, restart = settings.limits, settings.restart
+        self.governor = Recorded(limits, settings.admission, forget_after=restart.forget_after, keep=limits.recorded)
         self.wakers = runtime.wakers()  # state changes
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}

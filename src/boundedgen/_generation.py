@@ -196,8 +196,10 @@ class Generation:
         known: dict[str, Any] = {"generation_id": self.id, "partial": partial, "detail": settled.detail}
         if kind is DeadlineExceeded:
             known["deadline"] = Deadline(settled.deadline, settled.bound)
-            return kind(f"{about} reached its bound {settled.bound!r} after {partial.total_s:.2f} s", **known)
-        return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
+            what = f"reached its bound {settled.bound!r} after {partial.total_s:.2f} s"
+        else:
+            what = f"ended {reason.name}"
+        return kind(f"{about} {what}" + (f": {settled.detail}" if settled.detail else ""), **known)
 
     def wait_reclaimed(self, timeout: float | timedelta | None = None) -> Reclamation:
         """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds.

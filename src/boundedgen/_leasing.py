@@ -13,7 +13,7 @@ from boundedgen._door import Place
 from boundedgen._driver import Driver
 from boundedgen._errors import LeaseExpired, Saturated
 from boundedgen._lease import Lease, LeaseCell
-from boundedgen._making import check_ttl
+from boundedgen._settings import check_ttl
 from boundedgen.abc import Clock
 
 BEYOND_THE_QUEUE = 65_536  #: places of a lease on top of waiting_max; more can never be inside, and each costs memory

@@ -7,45 +7,23 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, final
+from typing import Any
 
 from attrs import frozen
 
-from boundedgen._arguments import kind_of, names_unknown_keywords, plain_str, reading, short
-from boundedgen._bounds import SECONDS_MOST, Bounds, Limits, seconds
+from boundedgen._arguments import kind_of, plain_str, reading, short
+from boundedgen._bounds import SECONDS_MOST, Limits, seconds
 from boundedgen._engine._devices import preflight
 from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
-from boundedgen._restart import RestartPolicy
 from boundedgen._scheduler_config import plain_properties, scheduler_fields
 from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
-POLICIES = ("reserve", "engine")
 _SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
 CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 PATH_MOST = 4096  #: PATH_MAX of Linux
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
-
-
-@final
-@names_unknown_keywords
-@frozen(kw_only=True)
-class Admission:
-    """How sequences are let into the engine.
-
-    "reserve": a sequence enters once every cache pool has room for its whole prompt and output beside all that is
-    held. The engine's own preemption, which crashes, is never needed.
-    "engine": only `Limits.running_max` counts, and overflow is left to the engine. For tests and for the brave.
-    """
-
-    policy: str = "reserve"  #: "reserve" or "engine"
-
-    def __attrs_post_init__(self) -> None:
-        if not isinstance(self.policy, str) or plain_str(self.policy) not in POLICIES:
-            raise ValueError(
-                f"Admission.policy is {short(self.policy)}; this version knows {', '.join(map(repr, POLICIES))}"
-            )
 
 
 @frozen(kw_only=True)
@@ -118,36 +96,6 @@ def _device(device: object) -> str:
     if not isinstance(device, str) or not 0 < len(plain := plain_str(device)) <= DEVICE_MOST:
         raise TypeError(f"device must be a name such as 'GPU', 'GPU.1' or 'CPU', not {short(device)}")
     return plain
-
-
-def checked(
-    limits: Limits, bounds: Bounds, lease_ttl: Any, admission: Admission, restart: RestartPolicy
-) -> float | None:
-    """Types and sense of the pipeline's own settings; the lease's ttl in seconds."""
-    for name, value, kind in (
-        ("limits", limits, Limits),
-        ("bounds", bounds, Bounds),
-        ("admission", admission, Admission),
-        ("restart", restart, RestartPolicy),
-    ):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, not {kind_of(value)}")
-    if bounds.total is None or math.isinf(bounds.total):
-        raise ValueError(
-            "bounds.total of a pipeline must be finite: every generation has to end; for example Bounds(total=600)"
-        )
-    ttl = seconds("lease_ttl", lease_ttl)
-    if ttl is not None:
-        check_ttl("lease_ttl", ttl, limits)
-    return ttl
-
-
-def check_ttl(name: str, ttl: float, limits: Limits) -> float:
-    if not 0 < ttl <= limits.lease_ttl_max:
-        raise ValueError(
-            f"{name} is {ttl:g} s; it must be more than 0 and at most Limits.lease_ttl_max ({limits.lease_ttl_max:g} s)"
-        )
-    return ttl
 
 
 def drain_seconds(drain: float | timedelta) -> float:

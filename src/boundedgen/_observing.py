@@ -103,6 +103,8 @@ def stats_of(
         paused_total=0,
         quarantined_total=counters["quarantined"],
         requeued_total=counters["requeued"],
+        hopeless_total=counters["hopeless"],
+        service_error=snapshot.service_error,
         ghosts_total=counters["ghosts"],
         forgotten_total=counters["forgotten"],
         reclaim=_reclaim(snapshot),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, final, overload
 
+from boundedgen._admission import Admission
 from boundedgen._admitting import Admitting
 from boundedgen._blackbox._box import box_of, install
 from boundedgen._bounds import Bounds, Limits, patience
@@ -22,12 +23,13 @@ from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_bl
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
-from boundedgen._making import CLOSING_SLACK, Admission, checked, drain_seconds, parts_of
+from boundedgen._making import CLOSING_SLACK, drain_seconds, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import runtime_of
 from boundedgen._serving import Serving, calls_of
+from boundedgen._settings import settings_of
 from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
 from boundedgen.abc import Clock, EngineHost
 
@@ -76,20 +78,17 @@ class BoundedPipeline:
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
-        limits = Limits() if limits is None else limits
-        bounds = Bounds(total=600) if bounds is None else bounds
-        restart = RestartPolicy() if restart is None else restart
-        admission = Admission() if admission is None else admission
-        ttl = checked(limits, bounds, lease_ttl, admission, restart)
+        settings = settings_of(limits, bounds, lease_ttl, admission, restart)
+        self._limits = limits = settings.limits
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
-        box = box_of(black_box, limits, {**parts.configuration, "bounds": bounds, "admission": admission})
+        asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
+        box = box_of(black_box, limits, asked)
         lock = lock_of(device_lock)
-        self._limits = limits
         self._runtime = runtime = runtime_of(clock)
-        self._driver = driver = Driver(parts.host, limits, restart, runtime, reserve=admission.policy == "reserve")
+        self._driver = driver = Driver(parts.host, settings, runtime)
         defaults, seeds = parts.host.defaults(), random.Random()
         self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-        admitting = Admitting(driver, limits, bounds, ttl, restart, runtime, loading.need, defaults, seeds)
+        admitting = Admitting(driver, settings, runtime, loading.need, defaults, seeds)
         self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
         self._leasing = Leasing(driver, limits, runtime)
         self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
@@ -124,7 +123,7 @@ class BoundedPipeline:
         - `bounds`: tighten the pipeline's, kind by kind.
         - `lease`: a Lease or its id: the generation ends when that does. `owner` comes from it, else it is yours; it
           counts for `Limits.owner_max`.
-        - `priority`: a whole number; higher is admitted first, equals in the order of submission.
+        - `priority`: a whole number; higher is admitted first (see Admission for the order of those that wait).
         - `label`: yours, for logs, errors and stats.
         - `tools`: what the model may call, a list of mappings as its chat template expects them (function
           descriptions as JSON schema); `template_context`: further variables of the template, such as

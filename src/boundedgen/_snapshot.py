@@ -11,7 +11,7 @@ from boundedgen._core._life import Death
 
 COUNTERS = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
-    *("requeued", "resumed", "quarantined", "ghosts", "forgotten"),
+    *("requeued", "hopeless", "resumed", "quarantined", "ghosts", "forgotten"),
 )
 
 
@@ -51,6 +51,7 @@ class Snapshot:
     deadlines: dict[str, int]
     lease_events: dict[str, int]
     kills: dict[str, int]
+    service_error: float | None  #: mean error of predicted service times, as a share; None: nothing was predicted yet
     reclaim: tuple[int, int, float, tuple[int, ...]]
 
 
@@ -110,6 +111,7 @@ class Gauges:
             deadlines=dict(tally.deadlines),
             lease_events=dict(tally.leases),
             kills=dict(tally.kills),
+            service_error=governor.forecast.error.value if governor.forecast.error.weight else None,
             reclaim=(
                 tally.reclaimed,
                 tally.reclaim_steps_max,

@@ -120,6 +120,8 @@ class SchedulerStats:
     paused_total: int  #: 0: not there yet
     quarantined_total: int  #: ended QUARANTINED: two engines failed on them
     requeued_total: int  #: put back in their place, since the engine ended them for lack of cache
+    hopeless_total: int  #: not let in, since their deadlines could not be met any more (Admission.margin)
+    service_error: float | None  #: how far off predicted service times are, lately, as a share; None: not known yet
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended
     reclaim: ReclaimStats  #: how fast those that were stopped have left

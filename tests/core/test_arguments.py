@@ -17,9 +17,10 @@ from boundedgen._arguments import short, suggestion, too_large
 from boundedgen._bounds import patience, seconds
 from boundedgen._generation_config import generation_fields
 from boundedgen._generation_fields import FIELDS, NEUTRAL
-from boundedgen._making import checked, drain_seconds, parts_of
+from boundedgen._making import drain_seconds, parts_of
 from boundedgen._prompt import Row, messages
 from boundedgen._scheduler_config import plain_properties, scheduler_fields
+from boundedgen._settings import settings_of
 
 SETTINGS: tuple[type, ...] = (Bounds, Limits, RestartPolicy, Admission)
 
@@ -119,7 +120,7 @@ def test_the_pipeline_s_own_settings_are_taken_or_refused_by_name(name: str) -> 
         "restart": RestartPolicy(),
         "lease_ttl": None,
     }
-    taken_or_refused(lambda value: checked(**{**given, name: value}), name, WRONG)
+    taken_or_refused(lambda value: settings_of(**{**given, name: value}), name, WRONG)
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "cache_size", "enable_prefix_caching", "use_sparse_attention", "x"])

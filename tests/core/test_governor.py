@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from core.governed import KV, Governed, facts
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._events import Cause, Finish, Output, Release
@@ -358,7 +359,7 @@ def test_the_totals_add_up_in_every_phase() -> None:
 
 
 def test_without_reservation_only_the_number_counts() -> None:
-    g = Governed(reserve=False)
+    g = Governed(admission=Admission(policy="engine"))
     first, second, third = (g.submit(prompt=29, new=4) for _ in range(3))
     assert g.admitted() == [first, second]
     assert g.reason(third) is None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from attrs import define, field, frozen
 from stateful.budgets import Budgets
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._sequences import Resume, Submission
@@ -107,8 +108,11 @@ class Needs:
 
 
 class Oracle:
-    def __init__(self, limits: Limits, forget_after: float) -> None:
+    def __init__(self, limits: Limits, forget_after: float, admission: Admission) -> None:
         self.limits = limits
+        self.ageing, self.margin = admission.ageing, admission.margin
+        self.turns: dict[tuple[bool, int], float] = {}  #: the last admission, by suspects or not and priority
+        self.first: dict[int, float] = {}  #: the first submission of a priority
         self.forget_after = forget_after
         self.ready = ReadyTime()
         self.rows: dict[int, Row] = {}
@@ -174,6 +178,7 @@ class Oracle:
         )
         row.gap_end = row.submitted_reading + row.gap if row.gap <= 0 else row.gap_end
         self.rows[submission.id] = row
+        self.first.setdefault(submission.priority, now)
         if (
             submission.lease is None
             and submission.implicit_ttl is not None
@@ -480,6 +485,36 @@ class Oracle:
         self.phase, self.killed_at, self.died_now = "dying", now, True
         self.ready.stand(now)
 
+    def _check_turn(self, row: Row, now: float) -> None:
+        """Suspects first; then who is of a higher class, unless this one has aged; then the owner's earliest due.
+
+        What is fair between owners is left to tests/core/test_order.py.
+        """
+        waiting = self.waiting(probe=row.submission.probe)
+        assert row in waiting
+        assert row.suspect or not any(r.suspect for r in waiting), "suspects are tried before anybody else comes in"
+        rivals = [r for r in waiting if r.suspect is row.suspect]
+        mine, top = row.submission.priority, max(r.submission.priority for r in rivals)
+        passed_over = now - self.turns.get((row.suspect, mine), self.first[mine])
+        assert mine == top or passed_over >= (top - mine) * self.ageing - EPS, "a higher priority comes first"
+        same = [r for r in rivals if (r.submission.owner, r.submission.priority) == (row.submission.owner, mine)]
+        assert row is min(same, key=self._due), "the earliest deadline comes first, and what is far ages"
+        if not row.submission.probe:
+            self.turns[row.suspect, mine] = now
+
+    def _heads(self) -> list[Row]:
+        """Those that can be next: the first of each owner in each class, of suspects where there are any."""
+        waiting = self.waiting(probe=False)
+        waiting = [r for r in waiting if r.suspect] or waiting
+        first: dict[tuple[str, int], Row] = {}
+        for row in sorted(waiting, key=self._due):
+            first.setdefault((row.submission.owner, row.submission.priority), row)
+        return list(first.values())
+
+    def _due(self, row: Row) -> tuple[float, int]:
+        queued_at = float("inf") if row.admitted else row.queued_at
+        return min(row.total_at, queued_at, row.submission.submitted_at + self.ageing), row.submission.id
+
     def _admit(self, effect: ev.Admit, now: float) -> None:
         row = self.rows[effect.sequence]
         assert self.phase == "up", "admission only to a ready engine"
@@ -490,7 +525,7 @@ class Oracle:
         assert row.cleared
         assert row.stay is None or self.stays[row.stay].proved, "one stay at a time"
         assert effect.deadline == row.total_at, "the deadline travels with the stay"
-        assert row is next(self.waiting(probe=row.submission.probe), None), "first come, first served, by priority"
+        self._check_turn(row, now)
         assert self.needs is not None
         needs = self.needs.of(row.submission)
         probe = row.submission.probe
@@ -564,7 +599,9 @@ class Oracle:
         if shown_at_the_end and effect.reason in ("stop", "length", "cache_exhausted"):
             self._served(now)
         implicit = self.leases.get(f"implicit-{effect.sequence}")
-        if effect.reason == "deadline":
+        if effect.detail.startswith("it would take"):
+            self._check_hopeless(row, effect, now)
+        elif effect.reason == "deadline":
             self._check_deadline(row, effect, now)
         else:
             self._check_reason(row, effect, now)
@@ -572,6 +609,15 @@ class Oracle:
             assert late <= EPS or row.stalled, f"{effect.reason} came after the deadline"
         if implicit is not None:
             implicit.over = True
+
+    def _check_hopeless(self, row: Row, effect: ev.Settle, now: float) -> None:
+        """Whether the estimate is good is left to tests/core/test_forecast.py."""
+        assert self.margin is not None
+        assert (effect.bound, effect.deadline) == ("queued", row.total_at)
+        assert row.total_at > now, "it is over anyway"
+        assert not row.admitted, "nothing that was let in is given up"
+        assert self.phase == "up", "it is decided at its turn"
+        assert self.waiting(probe=False), "nobody else wants the time"
 
     def _check_deadline(self, row: Row, effect: ev.Settle, now: float) -> None:
         dues = dict(self._dues(row, now))
@@ -691,12 +737,13 @@ class Oracle:
         if self.phase != "up" or self.needs is None:
             return
         held = [s for s in self.open_stays() if not s.probe]
-        head = next(self.waiting(probe=False), None)
-        if head is not None and not self._trial() and not self.paused:
-            assert not self._never_fits(head.submission), "what can never fit is refused"
-            needs = [s.needs for s in held] + [self.needs.of(head.submission)]
-            assert len(held) >= self.running_max or not self.needs.fits(needs), "a sequence waits although it fits"
-        if next(self.waiting(probe=True), None) is not None:
+        for row in self.waiting(probe=False):
+            assert not self._never_fits(row.submission), "what can never fit is refused"
+        busy = self._trial() or self.paused or len(held) >= self.running_max
+        heads = [] if busy else self._heads()
+        fitting = [self.needs.fits([s.needs for s in held] + [self.needs.of(head.submission)]) for head in heads]
+        assert not fitting or not all(fitting), "a sequence waits although it fits"
+        if self.waiting(probe=True):
             assert any(s.probe for s in self.open_stays()), "a probe waits although its own place is free"
 
     def _check_stops_were_sent(self) -> None:
@@ -750,11 +797,10 @@ class Oracle:
     def open_stays(self) -> Iterator[StayRow]:
         return (stay for stay in self.stays.values() if not stay.gone)
 
-    def waiting(self, *, probe: bool) -> Iterator[Row]:
-        """Those that may be admitted, in the order in which they must be."""
+    def waiting(self, *, probe: bool) -> list[Row]:
+        """Those that may be admitted."""
         rows = (r for r in self.open_rows() if r.cleared and r.submission.probe is probe)
-        free = [r for r in rows if r.stay is None or self.stays[r.stay].proved]
-        return iter(sorted(free, key=lambda r: (not r.suspect, -r.submission.priority, r.submission.id)))
+        return [r for r in rows if r.stay is None or self.stays[r.stay].proved]
 
 
 def _plus(at: float, bound: float | None) -> float:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from stateful.oracle import EPS, Oracle
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _deadlines
 from boundedgen._core import _events as ev
@@ -56,6 +57,7 @@ WEAR: tuple[dict[str, Any], ...] = (
     {"engine_rss_bytes": 1_000, "recycle_drain": 1.0},
 )
 FORGET_AFTER = 20.0
+AGEING = 3.0
 SLACK = _deadlines.SLACK
 FAULTS = [k for k in K if k is not K.LATE_WORDS and k is not K.UNKILLABLE and k not in BOOT_FAULTS]
 
@@ -93,6 +95,7 @@ class GovernorMachine(RuleBasedStateMachine):
         wear=st.sampled_from(WEAR),
         rss_bytes=st.sampled_from([None, None, None, 2_000]),
         boot_s=st.sampled_from([3.0, 3.0, 0.5]),
+        margin=st.sampled_from([None, 0.25, 2.0]),
     )
     def begin(
         self,
@@ -109,6 +112,7 @@ class GovernorMachine(RuleBasedStateMachine):
         wear: dict[str, Any],
         rss_bytes: int | None,
         boot_s: float,
+        margin: float | None,
     ) -> None:
         _deadlines.SLACK = slack
         self.clock = VirtualClock()
@@ -124,8 +128,9 @@ class GovernorMachine(RuleBasedStateMachine):
             pipe_s=pipe_s,
         )
         self.limits = evolve(LIMITS, **wear)
-        self.governor = Governor(self.limits, forget_after=FORGET_AFTER)
-        self.oracle = Oracle(self.limits, FORGET_AFTER)
+        admission = Admission(ageing=AGEING, weights={"a": 2.0}, margin=margin)
+        self.governor = Governor(self.limits, admission, forget_after=FORGET_AFTER)
+        self.oracle = Oracle(self.limits, FORGET_AFTER, admission)
         self.engine: SimEngine | None = None
         self.next_faults = [Fault(kind=kind, permanent=patience == 2) for kind in faults]
         if lurking is not None:
@@ -297,7 +302,8 @@ class GovernorMachine(RuleBasedStateMachine):
         new=st.integers(1, 14),
         sequences=st.sampled_from([1, 1, 1, 2, 3]),
         bounds=bounds | loose,
-        priority=st.sampled_from([0, 0, 0, 1]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        owner=st.sampled_from(["", "", "a", "b"]),
         ttl=st.sampled_from([None, None, 0.5, 5.0]),
         which=st.integers(0, 4),
         cleared=st.sampled_from([True, True, True, False]),

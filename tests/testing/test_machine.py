@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +15,8 @@ from boundedgen._core._admission import Ledger
 from boundedgen._core._deadlines import ReadyClock
 from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Leases
-from boundedgen._core._sequences import Queue, Sequence
+from boundedgen._core._order import Order
+from boundedgen._core._sequences import Sequence
 from boundedgen._core._watch import Watch
 from boundedgen._flow import Flow
 from boundedgen._serving import Serving
@@ -129,23 +130,10 @@ def waiting_is_lost_with_the_engine(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_last_comes_first(patch: pytest.MonkeyPatch) -> None:
-    def last(self: Queue) -> Sequence | None:
-        rows = list(waiting(self))
-        return max(rows, key=lambda row: row.id, default=None)
+    def last(self: Order) -> Sequence | None:
+        return max(self._waiting.values(), key=lambda row: row.id, default=None)
 
-    patch.setattr(Queue, "head", last)
-
-
-def waiting(queue: Queue) -> Iterator[Sequence]:
-    """By taking everything out and putting it back."""
-    head = FIRST(queue)
-    while head is not None:
-        queue.remove(head.id)
-        yield head
-        head = FIRST(queue)
-
-
-FIRST = Queue.head
+    patch.setattr(Order, "head", last)
 
 
 def leases_without_grace(patch: pytest.MonkeyPatch) -> None:

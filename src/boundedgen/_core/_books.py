@@ -4,15 +4,18 @@ from collections import OrderedDict, deque
 
 from attrs import frozen
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._admission import Capacity, Ledger
 from boundedgen._core._deadlines import Agenda, ReadyClock
+from boundedgen._core._forecast import Forecast
 from boundedgen._core._leases import Leases
 from boundedgen._core._life import Life
+from boundedgen._core._order import Order
 from boundedgen._core._pause import Pause
 from boundedgen._core._phases import SequencePhase, StayPhase, move
-from boundedgen._core._sequences import Ended, Queue, Sequence
+from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._core._tally import Tally
 from boundedgen._core._watch import Watch
@@ -33,9 +36,9 @@ class Census:
 class Books:
     """The state. The layers above (settling, occupying, living, reporting, governor) each add one concern."""
 
-    def __init__(self, limits: Limits, *, forget_after: float, reserve: bool) -> None:
+    def __init__(self, limits: Limits, admission: Admission, *, forget_after: float) -> None:
         self.limits = limits
-        self._reserve = reserve
+        self.admission = admission
         self.life = Life(limits)
         self.pause = Pause(limits)
         self.watch = Watch(limits)
@@ -43,10 +46,12 @@ class Books:
         self.clock = ReadyClock()
         self.leases = Leases(limits.lease_grace)
         self.tally = Tally()
+        self.forecast = Forecast()
         self.probes = 0  # probes that are not settled: outside of all totals
-        self.queue = Queue()
-        self.probe_queue = Queue()  # probes have a slot and blocks of their own, and wait for nobody
-        self.suspects = Queue()  # each is tried with no other newcomer beside it, before anybody else comes in
+        ageing = admission.ageing
+        self.queue = Order(ageing, admission.weights)
+        self.probe_queue = Order(ageing, {})  # probes have a slot and blocks of their own, and wait for nobody
+        self.suspects = Order(ageing, {})  # each is tried with no other newcomer beside it, before all others
         self.trial: int | None = None  # the stay of the suspect that is being tried
         # All that are not settled, in the order of submission; the first one is found at once also after many are gone.
         self.sequences: OrderedDict[int, Sequence] = OrderedDict()

@@ -5,6 +5,7 @@ The order within a wake is the driver's: `pulse`, all reports, all commands, `ti
 wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expiry comes before admission.
 """
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._idling import Idling
@@ -16,16 +17,17 @@ from boundedgen._core._sequences import Sequence, Submission
 from boundedgen._core._watch import LATE
 from boundedgen._errors import FinishReason as Why
 
+_DEFAULT = Admission()
+
 
 class Governor(Reporting):
     """See the module's docstring.
 
-    `forget_after`: seconds of serving after which failed incarnations are forgotten. `reserve` False: admit by number
-    only, and leave overflow of the cache to the engine.
+    `forget_after`: seconds of serving after which failed incarnations are forgotten.
     """
 
-    def __init__(self, limits: Limits, *, forget_after: float = 60.0, reserve: bool = True) -> None:
-        super().__init__(limits, forget_after=forget_after, reserve=reserve)
+    def __init__(self, limits: Limits, admission: Admission = _DEFAULT, *, forget_after: float = 60.0) -> None:
+        super().__init__(limits, admission, forget_after=forget_after)
         self._idling = Idling(limits.probe_idle)
         self._now = 0.0  # of the last input
         self._expected: float | None = None  # the instant that the driver was told to wake up at
@@ -87,6 +89,8 @@ class Governor(Reporting):
         if found is not None:
             found.shrink(bounds, at, self.clock.at(at))
             self._schedule(found)
+            if found.id in self._line(found):  # an earlier deadline is an earlier turn
+                self._line(found).add(found, now)
 
     def grant(self, row: Lease, now: float) -> None:
         """`row` is live from now for its ttl."""

@@ -80,7 +80,6 @@ class Living(Resuming):
     def _turn_away_what_no_longer_fits(self, now: float) -> None:
         """An engine that sizes its cache by bytes can come back smaller."""
         for sequence in [s for s in self.sequences.values() if s.cleared and s.stay is None]:
-            self._line(sequence).remove(sequence.id)
             self._enqueue(sequence, now)
 
     def _judge(self, now: float) -> None:

@@ -5,27 +5,48 @@ from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._settling import Settling
 from boundedgen._core._stays import Stay
+from boundedgen._errors import FinishReason as Why
 
 
 class Occupying(Settling):
     def _admit_what_fits(self, now: float) -> None:
-        """First come, first served: one that does not fit yet is not overtaken."""
+        """In the order of the line: one that does not fit yet is not overtaken."""
         capacity = self.ledger.capacity
         if not self.life.up or capacity is None:
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
         while not (self.pause.on or self.trial) and (sequence := self.suspects.head() or self.queue.head()) is not None:
-            needs = self._needs(sequence, capacity) if self._reserve else (0,) * len(capacity.pools)
+            reserves = self.admission.policy == "reserve"
+            needs = self._needs(sequence, capacity) if reserves else (0,) * len(capacity.pools)
             if not self.ledger.fits(needs):
                 return
-            self._admit(sequence, needs, now)
+            if (why := self._hopeless(sequence, now)) is not None:
+                self.tally.hopeless += 1
+                self._settle(sequence, Why.DEADLINE, now, why, bound="queued", at=sequence.total_at)
+            else:
+                self._admit(sequence, needs, now)
+
+    def _hopeless(self, sequence: Sequence, now: float) -> str | None:
+        """Why it is not let in any more: others can use the time that it will not have; None: it is let in."""
+        margin, submission = self.admission.margin, sequence.submission
+        if margin is None or sequence.admitted_at is not None or submission.sequences > 1 or len(self.queue) < 2:
+            return None
+        tokens = self.forecast.expected_tokens(submission.max_new_tokens)
+        service = self.forecast.service_s(submission.prompt_tokens, tokens)
+        left = sequence.total_at - now
+        if service is None or left >= (1.0 + margin) * service:
+            return None
+        return f"it would take about {service:.3g} s, and {left:.3g} s were left"
 
     def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float) -> None:
-        self._line(sequence).remove(sequence.id)
+        self._line(sequence).admit(sequence, now)
         self._last_stay += 1
         probe = sequence.submission.probe
-        stay = Stay(self._last_stay, sequence.submission, self.life.incarnation, needs, now, probe)
+        if not probe:
+            self.forecast.admitted(now, others_wait=len(self.queue) > 0)
+        incarnation, before = self.life.incarnation, sequence.tokens
+        stay = Stay(self._last_stay, sequence.submission, incarnation, needs, now, probe, before=before)
         if probe:
             self.ledger.probe_held = True
         else:
@@ -55,6 +76,8 @@ class Occupying(Settling):
             self.ledger.probe_held = False
         else:
             self.ledger.give_back(stay.needs)
+            self.queue.used(stay.submission, stay.tokens)
+            self._learn(stay)
         if forced and proof not in ("died", "refused"):
             self.tally.reclaim(steps, seconds)
         self.watch.holding(bool(self.stays), now)
@@ -64,6 +87,11 @@ class Occupying(Settling):
             sequence.stay = None
             if sequence.phase is SequencePhase.WAITING:
                 self._enqueue(sequence, now)
+
+    def _learn(self, stay: Stay) -> None:
+        if stay.first_at is not None and stay.submission.sequences == 1:
+            first_s, total_s = stay.first_at - stay.admitted_at, stay.last_at - stay.admitted_at
+            self.forecast.left(stay.submission.prompt_tokens + stay.before, stay.tokens, first_s, total_s)
 
     def _tried(self, stay: Stay) -> None:
         """It has shown a token, or is gone: whoever waits for the end of its trial may come in."""

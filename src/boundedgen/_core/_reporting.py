@@ -48,6 +48,7 @@ class Reporting(Recycling):
             self.tally.late_tokens += len(output.token_ids)
             return
         sequence.tokens += len(output.token_ids)
+        stay.heard(len(output.token_ids), now)
         sequence.suspect, sequence.fruitless = False, 0
         self._tried(stay)
         self.tally.tokens += 0 if stay.probe else len(output.token_ids)
@@ -73,6 +74,7 @@ class Reporting(Recycling):
         tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
         if tokens > sequence.tokens:
             self.tally.tokens += tokens - sequence.tokens
+            stay.tokens += tokens - sequence.tokens
             sequence.tokens = tokens
             self.life.served(now, self._forget_after)
         if finish.why == "ignored":

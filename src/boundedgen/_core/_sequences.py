@@ -1,7 +1,6 @@
-"""A sequence: deadlines, a lease, tokens and a result. And the queue of those that wait."""
+"""A sequence: deadlines, a lease, tokens and a result."""
 
 import enum
-import heapq
 import math
 
 from attrs import define, field, frozen
@@ -104,32 +103,6 @@ class Sequence:
         elif gap is not None:
             self.reading = reading if self.first_token_at is not None else self.reading
         self.bounds = self.bounds.tightest(Bounds(total=bounds.total, queued=queued, first_token=first, next_token=gap))
-
-
-class Queue:
-    """Those that wait and may be admitted: higher priority first, then in the order of submission.
-
-    A requeued sequence keeps its place, since its id is its order. Removal is lazy.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []
-        self._inside: dict[int, Sequence] = {}
-
-    def __len__(self) -> int:
-        return len(self._inside)
-
-    def add(self, sequence: Sequence) -> None:
-        self._inside[sequence.id] = sequence
-        heapq.heappush(self._heap, (-sequence.submission.priority, sequence.id))
-
-    def remove(self, sequence: int) -> None:
-        self._inside.pop(sequence, None)
-
-    def head(self) -> Sequence | None:
-        while self._heap and self._heap[0][1] not in self._inside:
-            heapq.heappop(self._heap)
-        return self._inside[self._heap[0][1]] if self._heap else None
 
 
 @frozen

@@ -8,8 +8,9 @@ from boundedgen._core import _events as ev
 from boundedgen._core._admission import Capacity
 from boundedgen._core._books import Books
 from boundedgen._core._leases import Lease
+from boundedgen._core._order import Order
 from boundedgen._core._phases import SequencePhase, move
-from boundedgen._core._sequences import Ended, Queue, Sequence
+from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._errors import FinishReason as Why
 
 
@@ -37,9 +38,9 @@ class Settling(Books):
             else:
                 self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")
         else:
-            self._line(sequence).add(sequence)
+            self._line(sequence).add(sequence, now)
 
-    def _line(self, sequence: Sequence) -> Queue:
+    def _line(self, sequence: Sequence) -> Order:
         if sequence.submission.probe:
             return self.probe_queue
         return self.suspects if sequence.suspect else self.queue
@@ -85,6 +86,8 @@ class Settling(Books):
             self.probes -= 1
             return
         self.tally.finished[why.value] += 1
+        if sequence.tokens and submission.sequences == 1:
+            self.forecast.lengths.add(sequence.tokens, ended=why is Why.STOP)
         if bound:
             self.tally.deadlines[bound] += 1
         self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))

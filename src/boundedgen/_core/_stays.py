@@ -17,8 +17,18 @@ class Stay:
     admitted_at: float
     probe: bool = False
     phase: StayPhase = StayPhase.ADMITTED
+    before: int = 0  #: tokens that earlier stays had generated; here they are part of the prompt
+    tokens: int = 0  #: generated in it
+    first_at: float | None = None  #: of its first token
+    last_at: float = 0.0  #: of its last token
     taken: bool = False  #: the engine has acknowledged the admission
     stop_at: float | None = None  #: when it began to be STOPPING
+
+    def heard(self, tokens: int, now: float) -> None:
+        """It has generated some, one step after the other."""
+        self.tokens += tokens
+        self.first_at = now if self.first_at is None else self.first_at
+        self.last_at = now
 
     @property
     def sequence(self) -> int:

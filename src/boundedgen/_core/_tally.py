@@ -17,6 +17,7 @@ class Tally:
     steps: int = 0
     restarts: int = 0
     requeued: int = 0
+    hopeless: int = 0  #: not let in, since their deadlines could not be met any more
     resumed: int = 0
     quarantined: int = 0
     ghosts: int = 0  #: stays that only the engine knew; stopped

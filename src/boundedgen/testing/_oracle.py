@@ -45,6 +45,9 @@ class Oracle:
         self._kills: Counter[str] = Counter()
         self._recycled = 0
         self._waiting: set[int] = set()
+        self._looked_at = -INF
+        self._ageing = simulation.admission.ageing
+        self._turns: dict[int, float] = {}  # by priority: before its last admission
 
     # --- what is asked -------------------------------------------------------------------------------------------
 
@@ -181,6 +184,11 @@ class Oracle:
         error = error_of(row.generation)
         assert isinstance(error, DeadlineExceeded)
         assert error.deadline is not None
+        if error.detail.startswith("it would take"):
+            assert not row.ran, "nothing that was let in is given up (promise 1)"
+            assert error.deadline.bound == "queued"
+            assert now < row.due() + EPS, "it was given up after its deadline (promise 1)"
+            return
         at = dict(row.dues()).get(error.deadline.bound)
         assert at is not None, f"{error.deadline.bound} is not a bound that counts any more (promise 1)"
         assert at <= now + EPS, "it was answered before its deadline (promise 1)"
@@ -233,13 +241,20 @@ class Oracle:
                 assert seen.blocks[pool.name] == row.needs[n], "a reservation is what it must be (promise 7)"
 
     def _check_turns(self, shown: dict[int, SequenceRow]) -> None:
-        """First come, first served, by priority: nobody who came in just now has passed one who waits."""
+        """Nobody who came in just now has passed one of the same owner who waits, by priority and deadline."""
         waiting = {row.id for row in shown.values() if row.phase == "waiting"}
         came_in = [self.rows[i] for i in self._waiting - waiting if i in shown and shown[i].phase == "running"]
+        now, since = self._simulation.now, self._looked_at
         for other in (self.rows[i] for i in self._waiting & waiting if not self.rows[i].ran):
             for row in came_in:
-                assert (-row.priority, row.id) < (-other.priority, other.id), "it has jumped the queue (promise 5)"
-        self._waiting = waiting
+                passed_over = now - self._turns.get(row.priority, 0.0)
+                aged = passed_over >= (other.priority - row.priority) * self._ageing - EPS
+                assert row.priority >= other.priority or aged, "it has passed a higher priority (promise 5)"
+                rivals = row.priority == other.priority and row.generation.owner == other.generation.owner
+                if rivals and other.known_at <= since:
+                    assert row.rank(self._ageing) <= other.rank(self._ageing), "it has jumped the queue (promise 5)"
+        self._turns.update({row.priority: since for row in came_in})
+        self._waiting, self._looked_at = waiting, now
 
     def _check_reclaim(self, shown: dict[int, SequenceRow], steps: int, now: float) -> None:
         """What is stopped leaves soon, or the engine is lost, and everything with it."""

@@ -55,6 +55,10 @@ class Row:
     def id(self) -> int:
         return self.generation.id
 
+    def rank(self, ageing: float) -> tuple[float, int]:
+        """Its rank among those of its owner and priority that wait."""
+        return min(self.total_at, self.queued_at, self.submitted_at + ageing), self.id
+
     def spoke(self, tokens: list[int], now: float) -> None:
         self.tokens, self.spoke_at = tokens, now
         self.first_at, self.next_at = INF, now + self.gap

@@ -7,9 +7,9 @@ from typing import Any, TypeVar, final
 
 from tenacity import wait_exponential
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._generation import Generation
-from boundedgen._making import Admission
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._restart import RestartPolicy
 from boundedgen.testing._clock import VirtualClock
@@ -53,6 +53,7 @@ class Simulation:
         autojump: bool = True,
     ) -> None:
         self.clock = VirtualClock()
+        self.admission = Admission() if admission is None else admission
         self._host = SimHost(self.clock, model, faults if isinstance(faults, Mapping) else {1: faults})
         self._world = World(self.clock, self._host, autojump=autojump)
         self.pipeline = BoundedPipeline(
@@ -60,7 +61,7 @@ class Simulation:
             limits=limits,
             bounds=bounds,
             lease_ttl=lease_ttl,
-            admission=admission,
+            admission=self.admission,
             restart=RestartPolicy(wait=wait_exponential(multiplier=0.2, max=30)) if restart is None else restart,
             engine=self._host,
             clock=self._world,

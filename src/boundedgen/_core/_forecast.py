@@ -1,0 +1,114 @@
+"""What this engine has shown of its pace and of the lengths of answers: from that, how long a sequence will take.
+
+Every figure is an estimate, and says how good it is: `error` is measured on the sequences that came to their own end.
+"""
+
+from bisect import bisect_left
+
+from attrs import define, field
+
+KEEP = 0.95  #: of what was known is kept at each new measurement: about the last 20 count
+GROWTH = 1.25  #: from one bucket of lengths to the next
+FADE = 0.999  #: of the weight of a length is kept at each new one: about the last 1,000 count
+ENOUGH = 8  #: sequences that must have left before anything is predicted
+
+
+@define
+class Average:
+    """Of the latest, the newest most."""
+
+    value: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = KEEP * self.weight + 1.0
+        self.value += (value - self.value) / self.weight
+
+
+def _edges(most: int) -> tuple[int, ...]:
+    edges = [1]
+    while edges[-1] < most:
+        edges.append(max(edges[-1] + 1, int(edges[-1] * GROWTH)))
+    return tuple(edges)
+
+
+EDGES = _edges(1 << 20)  #: tokens; upper edges of the buckets of lengths
+
+
+@define
+class Lengths:
+    """How long answers are: of those that came to their own end, and of those that were cut off and would have been
+    longer (the product-limit estimator of Kaplan and Meier, on buckets)."""
+
+    _ended: list[float] = field(factory=lambda: [0.0] * len(EDGES))
+    _cut: list[float] = field(factory=lambda: [0.0] * len(EDGES))
+    _unit: float = 1.0  # weight of the next one: its growth is the fading of all others
+
+    def add(self, tokens: int, *, ended: bool) -> None:
+        """One of `tokens`, which would have had more unless it `ended`."""
+        weights = self._ended if ended else self._cut
+        weights[_bucket(tokens)] += self._unit
+        self._unit /= FADE
+        if self._unit > 1e100:
+            self._ended, self._cut = ([w / self._unit for w in ws] for ws in (self._ended, self._cut))
+            self._unit = 1.0
+
+    def quantile(self, share: float, beyond: int = 0) -> int | None:
+        """Tokens that a `share` of those with more than `beyond` do not exceed; None: it is not known how long."""
+        first = 0 if beyond <= 0 else _bucket(beyond) + 1
+        ended, cut = self._ended[first:], self._cut[first:]
+        at_risk, surviving = sum(ended) + sum(cut), 1.0
+        for edge, ends, cuts in zip(EDGES[first:], ended, cut, strict=True):
+            if ends > 0.0:
+                surviving *= max(0.0, 1.0 - ends / at_risk)
+                if surviving <= 1.0 - share + 1e-9:
+                    return edge
+            at_risk -= ends + cuts
+        return None
+
+
+def _bucket(tokens: int) -> int:
+    return min(bisect_left(EDGES, tokens), len(EDGES) - 1)
+
+
+@define
+class Forecast:
+    """Rates as seen by a sequence inside, at the loads there were: of its first token, and of each one after it."""
+
+    first: Average = field(factory=Average)  #: seconds from admission to the first token, for each token of the prompt
+    gap: Average = field(factory=Average)  #: seconds from one token to the next
+    turn: Average = field(factory=Average)  #: seconds from one admission to the next, while others wait
+    error: Average = field(factory=Average)  #: of predictions, as a share of them
+    lengths: Lengths = field(factory=Lengths)
+    seen: int = 0  #: that have left after a token at least
+    _turn_at: float | None = None  # of the last admission, if others waited then
+
+    def admitted(self, now: float, *, others_wait: bool) -> None:
+        if self._turn_at is not None:
+            self.turn.add(now - self._turn_at)
+        self._turn_at = now if others_wait else None
+
+    def left(self, prompt_tokens: int, tokens: int, first_s: float, total_s: float) -> None:
+        """One has left after `tokens` in `total_s` seconds from its admission, the first of them after `first_s`."""
+        predicted = self.service_s(prompt_tokens, tokens)
+        if predicted:
+            self.error.add(abs(total_s - predicted) / predicted)
+        self.first.add(first_s / max(1, prompt_tokens))
+        if tokens > 1:
+            self.gap.add((total_s - first_s) / (tokens - 1))
+        self.seen += 1
+
+    def service_s(self, prompt_tokens: int, tokens: int) -> float | None:
+        """Seconds from admission to the last of `tokens`; None: too little has been seen."""
+        if self.seen < ENOUGH:
+            return None
+        return self.first.value * prompt_tokens + self.gap.value * max(0, tokens - 1)
+
+    def wait_s(self, ahead: int) -> float | None:
+        """Seconds until so many have come in, and then one more; None: too little has been seen."""
+        return None if self.seen < ENOUGH else (ahead + 1) * self.turn.value
+
+    def expected_tokens(self, most: int, share: float = 0.5, so_far: int = 0) -> int:
+        """Of one that may generate `most` and has generated `so_far`: what a `share` of such ones do not exceed."""
+        found = self.lengths.quantile(share, so_far) if self.seen >= ENOUGH else None
+        return most if found is None else min(most, max(found, so_far + 1))

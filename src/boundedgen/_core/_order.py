@@ -1,0 +1,199 @@
+"""Who waits, and who is next: priority classes, fair shares of owners within a class, the earliest deadline within one.
+
+Three questions, one after the other, each answered from keys that do not change while somebody waits, so that every
+step costs O(log n):
+
+- Which class? The highest priority, but one below it is passed over for at most `ageing` seconds a step of priority:
+  a class counts as if it had begun to wait that much earlier for each step. Then it gets one admission.
+- Which owner of the class? The one that has had least, in tokens by weight (weighted fair queueing). Who comes anew
+  begins at the class's virtual time: it neither has to make up for the past of others nor can it save up its own.
+- Which sequence of the owner? The earliest deadline; one whose deadline is far counts as due `ageing` seconds after
+  its submission, so that a stream of urgent ones does not hold it up for ever. Equals go by submission.
+"""
+
+import heapq
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+from attrs import define, field
+
+from boundedgen._core._sequences import Sequence, Submission
+
+K = TypeVar("K")
+SLACK = 64  #: entries that a heap may keep of what is gone
+
+
+class Ranking(Generic[K]):
+    """One rank a key, the lowest first. Entries that no longer count are dropped as they surface."""
+
+    def __init__(self) -> None:
+        self._rank: dict[K, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, K]] = []
+
+    def __len__(self) -> int:
+        return len(self._rank)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._rank
+
+    def set(self, key: K, rank: float, tie: int) -> None:
+        if self._rank.get(key) == (rank, tie):
+            return
+        self._rank[key] = rank, tie
+        heapq.heappush(self._heap, (rank, tie, key))
+        self._trim()
+
+    def drop(self, key: K) -> None:
+        if self._rank.pop(key, None) is not None:
+            self._trim()
+
+    def first(self) -> K | None:
+        while self._heap and self._rank.get(self._heap[0][2]) != self._heap[0][:2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def _trim(self) -> None:
+        if len(self._heap) > SLACK + 2 * len(self._rank):
+            self._heap = [(*rank, key) for key, rank in self._rank.items()]
+            heapq.heapify(self._heap)
+
+
+@define(eq=False)
+class _Share:
+    """An owner's in one class."""
+
+    weight: float
+    tie: int  #: order of arrival
+    had: float  #: virtual time up to which it has been served: tokens by weight
+    waiting: Ranking[int] = field(factory=Ranking)
+
+
+class _Class:
+    """Those of one priority."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._shares: dict[str, _Share] = {}
+        self._owners: Ranking[str] = Ranking()  # those that wait
+        self._weight = 0.0  # of those that wait
+        self._time = 0.0  # virtual
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def add(self, owner: str, sequence: int, due: float) -> None:
+        share = self._share(owner)
+        if not share.waiting:
+            share.had = max(share.had, self._time)
+            self._weight += share.weight
+            self._owners.set(owner, share.had, share.tie)
+        share.waiting.set(sequence, due, sequence)
+
+    def drop(self, owner: str, sequence: int) -> None:
+        share = self._shares.get(owner)
+        if share is None or sequence not in share.waiting:
+            return
+        share.waiting.drop(sequence)
+        if not share.waiting:
+            self._weight -= share.weight
+            self._owners.drop(owner)
+            self._forget()
+
+    def first(self) -> int | None:
+        owner = self._owners.first()
+        return None if owner is None else self._shares[owner].waiting.first()
+
+    def charge(self, owner: str, tokens: int) -> None:
+        """So many were computed for it. Time passes for all who wait, by their weight together."""
+        first = self._owners.first()
+        if first is not None:
+            self._time = max(self._time, self._shares[first].had) + tokens / self._weight
+        share = self._share(owner)
+        share.had += tokens / share.weight
+        if share.waiting:
+            self._owners.set(owner, share.had, share.tie)
+
+    def _share(self, owner: str) -> _Share:
+        share = self._shares.get(owner)
+        if share is None:
+            self._arrivals += 1
+            share = self._shares[owner] = _Share(self._weights.get(owner, 1.0), self._arrivals, self._time)
+        return share
+
+    def _forget(self) -> None:
+        """Whoever does not wait and is not ahead of time is as good as new."""
+        if len(self._shares) > SLACK + 2 * len(self._owners):
+            keep = {owner: s for owner, s in self._shares.items() if s.waiting or s.had > self._time}
+            self._shares = keep
+
+
+class Order:
+    """See the module's docstring. `ageing`: seconds, more than 0. `weights`: by owner, 1 if not named."""
+
+    def __init__(self, ageing: float, weights: Mapping[str, float]) -> None:
+        self._ageing, self._weights = ageing, weights
+        self._waiting: dict[int, Sequence] = {}
+        self._classes: dict[int, _Class] = {}
+        self._ranks: Ranking[int] = Ranking()  # of the classes in which somebody waits
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """It waits from `now` on; one that waits already is put where its deadline belongs now."""
+        priority = sequence.submission.priority
+        group = self._classes.get(priority)
+        if group is None:
+            group = self._classes[priority] = _Class(self._weights)
+        if not group:
+            self._rank(priority, now)
+        self._waiting[sequence.id] = sequence
+        group.add(sequence.submission.owner, sequence.id, self._due(sequence))
+
+    def _due(self, sequence: Sequence) -> float:
+        wall = sequence.wall_deadline()
+        aged = sequence.submission.submitted_at + self._ageing
+        return aged if wall is None else min(wall.at, aged)
+
+    def _rank(self, priority: int, since: float) -> None:
+        self._ranks.set(priority, since - priority * self._ageing, priority)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._waiting
+
+    def remove(self, sequence: int) -> None:
+        """It does not wait any more; if it did not, nothing changes."""
+        gone = self._waiting.pop(sequence, None)
+        if gone is None:
+            return
+        if not self._waiting:
+            self._waiting.clear()  # which gives its memory back
+        priority = gone.submission.priority
+        group = self._classes[priority]
+        group.drop(gone.submission.owner, sequence)
+        if not group:  # nobody competes for anything: what each of them had does not matter any more
+            self._ranks.drop(priority)
+            del self._classes[priority]
+
+    def head(self) -> Sequence | None:
+        """Who is next; it stays in until it is removed."""
+        priority = self._ranks.first()
+        if priority is None:
+            return None
+        first = self._classes[priority].first()
+        assert first is not None
+        return self._waiting[first]
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        """The head goes in. Its prompt is charged now, what it generates once that is known (`used`)."""
+        submission = sequence.submission
+        self._classes[submission.priority].charge(submission.owner, submission.prompt_tokens)
+        self._rank(submission.priority, now)
+        self.remove(sequence.id)
+
+    def used(self, submission: Submission, tokens: int) -> None:
+        """A stay of it has ended, after so many generated tokens. Where nobody waits it is nobody's loss."""
+        group = self._classes.get(submission.priority)
+        if group is not None:
+            group.charge(submission.owner, tokens)

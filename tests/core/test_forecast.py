@@ -1,0 +1,91 @@
+"""Estimates from what was measured: rates, lengths of answers, and how good the estimates are."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from boundedgen._core._forecast import EDGES, ENOUGH, GROWTH, Forecast, Lengths
+
+lengths = st.lists(st.integers(1, 5000), min_size=1, max_size=60)
+
+
+def test_nothing_is_predicted_from_nothing() -> None:
+    forecast = Forecast()
+    assert forecast.service_s(100, 100) is None
+    assert forecast.expected_tokens(4096) == 4096
+    assert Lengths().quantile(0.5) is None
+
+
+@given(lengths, st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+def test_a_quantile_is_that_of_the_lengths_seen_to_the_width_of_a_bucket(seen: list[int], share: float) -> None:
+    known = Lengths()
+    for tokens in seen:
+        known.add(tokens, ended=True)
+    exact = sorted(seen)[min(len(seen) - 1, max(0, -(-int(share * 1000) * len(seen) // 1000) - 1))]
+    found = known.quantile(share)
+    assert found is not None
+    assert found >= max(1, int(exact * 0.7)), "a fading of 1 in 1,000 moves it by a neighbour at most"
+    assert found in EDGES
+    if share == 1.0:
+        assert max(seen) <= found <= max(max(seen) + 1, int(max(seen) * GROWTH) + 1)
+
+
+@given(lengths, st.integers(0, 5000))
+def test_what_is_beyond_is_longer(seen: list[int], beyond: int) -> None:
+    known = Lengths()
+    for tokens in seen:
+        known.add(tokens, ended=True)
+    found = known.quantile(0.5, beyond)
+    assert found is None or found > beyond
+
+
+def test_those_that_were_cut_off_do_not_make_answers_look_short() -> None:
+    """Half of the callers want 20 tokens at most; that the others' answers have 300 is seen all the same."""
+    known, rng = Lengths(), random.Random(1)
+    for _ in range(400):
+        known.add(20, ended=False)
+        known.add(rng.randrange(290, 310), ended=True)
+    found = known.quantile(0.5)
+    assert found is not None
+    assert 280 <= found <= 380
+
+
+def test_old_lengths_fade() -> None:
+    known = Lengths()
+    for _ in range(1000):
+        known.add(1000, ended=True)
+    for _ in range(3000):
+        known.add(10, ended=True)
+    assert known.quantile(0.9) == pytest.approx(10, rel=0.3)
+
+
+def test_a_million_lengths_are_still_counted() -> None:
+    known = Lengths()
+    for _ in range(1_000_000 // 4):
+        known.add(7, ended=True)
+    known.add(500, ended=True)
+    assert known.quantile(0.5) == pytest.approx(7, abs=1)
+
+
+@pytest.mark.parametrize("gap_s", [0.001, 0.05])
+def test_the_service_time_of_a_steady_engine_is_predicted_with_its_error(gap_s: float) -> None:
+    forecast, rng = Forecast(), random.Random(2)
+    for _ in range(10 * ENOUGH):
+        prompt, tokens = rng.randrange(10, 500), rng.randrange(1, 300)
+        first = prompt * 0.002 * rng.uniform(0.9, 1.1)
+        forecast.left(prompt, tokens, first, first + gap_s * (tokens - 1) * rng.uniform(0.9, 1.1))
+    assert forecast.service_s(200, 101) == pytest.approx(0.4 + 100 * gap_s, rel=0.1)
+    assert 0.0 < forecast.error.value < 0.15
+
+
+def test_what_is_expected_is_never_less_than_one_more_nor_more_than_may_be() -> None:
+    forecast = Forecast()
+    for tokens in (10, 20, 30, 40) * ENOUGH:
+        forecast.left(5, tokens, 0.1, 0.2)
+        forecast.lengths.add(tokens, ended=True)
+    assert forecast.expected_tokens(4096) <= 33
+    assert forecast.expected_tokens(15) <= 15
+    assert forecast.expected_tokens(4096, so_far=25) > 25
+    assert forecast.expected_tokens(4096, so_far=4000) == 4096, "nobody ever was so long: nothing is known"

@@ -1,0 +1,284 @@
+"""Who is next: priority classes with ageing, fair shares of owners, the earliest deadline; however many wait."""
+
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boundedgen import Bounds, Limits
+from boundedgen._core._order import Order
+from boundedgen._core._sequences import Sequence, Submission
+from boundedgen.testing import SimModel, Simulation
+
+AGEING = 30.0
+
+
+def sequence(
+    number: int, *, owner: str = "", priority: int = 0, total: float = 600.0, at: float = 0.0, tokens: int = 64
+) -> Sequence:
+    bounds = Bounds(total=total)
+    submission = Submission(number, tokens, tokens, bounds=bounds, submitted_at=at, owner=owner, priority=priority)
+    return Sequence(submission, 0.0)
+
+
+def served(order: Order, now: float = 0.0, step: float = 0.0, most: int = 10**9) -> list[Sequence]:
+    """Admit until nobody waits, one every `step` seconds."""
+    found: list[Sequence] = []
+    while len(found) < most and (head := order.head()) is not None:
+        order.admit(head, now)
+        order.used(head.submission, head.submission.max_new_tokens)
+        found.append(head)
+        now += step
+    return found
+
+
+def ids(sequences: list[Sequence]) -> list[int]:
+    return [s.id for s in sequences]
+
+
+def test_equals_come_in_the_order_of_submission() -> None:
+    order = Order(AGEING, {})
+    for n in (3, 1, 2):
+        order.add(sequence(n, at=float(n)), 0.0)
+    assert ids(served(order)) == [1, 2, 3]
+
+
+def test_the_earliest_deadline_of_an_owner_comes_first() -> None:
+    order = Order(AGEING, {})
+    for n, total in enumerate([20.0, 5.0, 10.0]):
+        order.add(sequence(n, total=total), 0.0)
+    assert ids(served(order)) == [1, 2, 0]
+
+
+def test_a_far_deadline_counts_as_one_of_ageing_seconds_after_submission() -> None:
+    order = Order(AGEING, {})
+    order.add(sequence(0, total=600.0), 0.0)
+    order.add(sequence(1, total=5.0, at=AGEING - 5.1), 0.0)
+    order.add(sequence(2, total=5.0, at=AGEING - 4.9), 0.0)
+    assert ids(served(order)) == [1, 0, 2]
+
+
+def test_a_deadline_that_is_tightened_moves_it_up() -> None:
+    order, late = Order(AGEING, {}), sequence(2)
+    order.add(sequence(1), 0.0)
+    order.add(late, 0.0)
+    late.shrink(Bounds(total=1.0), 0.0, 0.0)
+    order.add(late, 0.0)
+    assert ids(served(order)) == [2, 1]
+
+
+def test_a_higher_priority_comes_first_and_a_lower_one_in_its_turn() -> None:
+    """A class below is passed over for `ageing` seconds a step of priority, and then has one admission."""
+    order = Order(AGEING, {})
+    for n in range(3):
+        order.add(sequence(n, priority=0), 0.0)
+    for n in range(100, 200):
+        order.add(sequence(n, priority=1), 0.0)
+    turns = [n for n, s in enumerate(served(order, step=1.0)) if s.submission.priority == 0]
+    assert turns == [31, 62, 93]
+
+
+def test_two_steps_of_priority_age_twice_as_long() -> None:
+    order = Order(AGEING, {})
+    order.add(sequence(0, priority=-1), 0.0)
+    for n in range(100, 200):
+        order.add(sequence(n, priority=1), 0.0)
+    turns = [n for n, s in enumerate(served(order, step=1.0)) if s.submission.priority < 0]
+    assert turns == [61]
+
+
+def test_a_burst_of_one_owner_costs_another_one_place() -> None:
+    order = Order(AGEING, {})
+    for n in range(1000):
+        order.add(sequence(n, owner="burst"), 0.0)
+    served(order, most=400)
+    order.add(sequence(5000, owner="single", at=1.0), 1.0)
+    assert 5000 in ids(served(order, most=2))
+
+
+def test_shares_go_by_weight() -> None:
+    order = Order(AGEING, {"heavy": 3.0})
+    for n in range(400):
+        order.add(sequence(n, owner="heavy"), 0.0)
+        order.add(sequence(1000 + n, owner="light"), 0.0)
+    heavy = sum(s.submission.owner == "heavy" for s in served(order, most=400))
+    assert 298 <= heavy <= 302
+
+
+def test_shares_are_of_tokens_not_of_requests() -> None:
+    order = Order(AGEING, {})
+    for n in range(400):
+        order.add(sequence(n, owner="long", tokens=900), 0.0)
+        order.add(sequence(1000 + n, owner="short", tokens=100), 0.0)
+    found = served(order, most=200)
+    assert 18 <= sum(s.submission.owner == "long" for s in found) <= 22
+
+
+def test_what_counts_is_what_was_generated_not_what_was_asked_for() -> None:
+    order = Order(AGEING, {})
+    for n in range(400):
+        order.add(sequence(n, owner="long", tokens=100), 0.0)
+        order.add(sequence(1000 + n, owner="short", tokens=100), 0.0)
+    found: Counter[str] = Counter()
+    for _ in range(300):
+        head = order.head()
+        assert head is not None
+        order.admit(head, 0.0)
+        order.used(head.submission, 300 if head.submission.owner == "long" else 100)
+        found[head.submission.owner] += 1
+    assert 98 <= found["long"] <= 102
+
+
+def test_nobody_saves_up_a_share_while_not_waiting() -> None:
+    order = Order(AGEING, {})
+    order.add(sequence(0, owner="idle"), 0.0)
+    for n in range(1, 500):
+        order.add(sequence(n, owner="busy"), 0.0)
+    served(order, most=300)
+    for n in range(1000, 1100):
+        order.add(sequence(n, owner="idle"), 0.0)
+    found = [s.submission.owner for s in served(order, most=100)]
+    assert 45 <= found.count("idle") <= 55
+
+
+def test_a_stream_of_new_owners_does_not_starve_an_old_one() -> None:
+    order = Order(AGEING, {})
+    for n in range(50):
+        order.add(sequence(n, owner="old"), 0.0)
+    served(order, most=40)
+    left, turns = 10, 0
+    for n in range(2000):
+        order.add(sequence(100 + 2 * n, owner=f"new {n}"), 0.0)
+        left -= served(order, most=1)[0].submission.owner == "old"
+        turns += 1
+        if not left:
+            break
+    assert not left, "it never came to an end"
+    assert turns <= 80
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, int, int, float]]:
+    """(what, owner, priority, total) of each event."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["add", "add", "admit", "remove", "used"]),
+                st.integers(0, 3),
+                st.integers(-1, 1),
+                st.sampled_from([1.0, 10.0, 600.0, float("inf")]),
+            ),
+            max_size=60,
+        )
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(), st.randoms(use_true_random=False))
+def test_whoever_waits_is_served_once_and_in_the_order_of_deadlines_within_an_owner_and_class(
+    history: list[tuple[str, int, int, float]], rng: random.Random
+) -> None:
+    order, waiting, gone, now = Order(AGEING, {"owner 1": 2.0}), dict[int, Sequence](), list[Sequence](), 0.0
+    for number, (what, owner, priority, total) in enumerate(history):
+        now += rng.choice([0.0, 1.0, 20.0])
+        if what == "add":
+            waiting[number] = sequence(number, owner=f"owner {owner}", priority=priority, total=total, at=now)
+            order.add(waiting[number], now)
+        elif what == "admit" and waiting:
+            (head,) = served(order, now, most=1)
+            assert head is waiting.pop(head.id)
+            gone.append(head)
+            rivals = [
+                s
+                for s in waiting.values()
+                if (s.submission.owner, s.submission.priority) == (head.submission.owner, head.submission.priority)
+            ]
+            assert all(due(head) <= due(other) for other in rivals)
+        elif what == "remove" and waiting:
+            order.remove(waiting.pop(rng.choice(sorted(waiting))).id)
+        elif what == "used" and gone:
+            order.used(gone.pop().submission, 64)
+        assert len(order) == len(waiting)
+    assert sorted(ids(served(order, now))) == sorted(waiting)
+    assert order.head() is None
+
+
+def due(of: Sequence) -> tuple[float, int]:
+    submission = of.submission
+    return min(of.total_at, submission.submitted_at + AGEING), of.id
+
+
+def test_100_000_wait_at_the_price_of_one_and_leave_no_memory_behind() -> None:
+    order, rng = Order(AGEING, {}), random.Random(5)
+    them = [
+        sequence(n, owner=f"{rng.randrange(1000)}", priority=rng.randrange(3), total=rng.uniform(1, 600), at=n / 1000)
+        for n in range(100_000)
+    ]
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for each in them:
+        order.add(each, each.submission.submitted_at)
+    for each in rng.sample(them, 50_000):
+        order.remove(each.id)
+    assert len(served(order, 100.0)) == 50_000
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 1 << 20
+    assert median_us([lambda e=e: order.add(e, 0.0) for e in them]) < 20
+    assert median_us([lambda e=e: order.remove(e.id) for e in rng.sample(them, 50_000)]) < 20
+    assert median_us([lambda: served(order, most=1)] * 50_000) < 40
+
+
+def median_us(calls: list) -> float:  # type: ignore[type-arg]
+    taken = []
+    for call in calls:
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(taken)
+
+
+# --- in a lane -------------------------------------------------------------------------------------------------------
+
+
+def one_at_a_time() -> Simulation:
+    return Simulation(model=SimModel(step_s=0.1), limits=Limits(running_max=1))
+
+
+def test_a_deadline_that_is_tightened_while_waiting_is_an_earlier_turn() -> None:
+    with one_at_a_time() as simulation:
+        first, second, third = (simulation.pipeline.submit([5], max_new_tokens=20) for _ in range(3))
+        simulation.advance(0.5)
+        third.tighten(Bounds(total=10.0))
+        simulation.run_until(lambda: third.finish_reason or second.finish_reason)
+        assert third.finish_reason is not None
+        assert first.finish_reason is not None
+
+
+def test_owners_share_a_lane_by_what_they_generate() -> None:
+    """Short answers have four turns for each turn of the long ones."""
+    with one_at_a_time() as simulation:
+        submit = simulation.pipeline.submit
+        long = [submit([5], max_new_tokens=40, owner="long") for _ in range(40)]
+        short = [submit([5], max_new_tokens=10, owner="short") for _ in range(20)]
+        simulation.run_until(lambda: all(g.finish_reason for g in short))
+        assert 4 <= sum(g.finish_reason is not None for g in long) <= 6
+
+
+def test_a_single_request_beside_a_burst_of_1000_waits_for_one_place() -> None:
+    with one_at_a_time() as simulation:
+        submit = simulation.pipeline.submit
+        burst = [submit([5], max_new_tokens=10, owner="burst") for _ in range(1000)]
+        for _ in range(5):
+            simulation.advance(7.3)
+            single = submit([5], max_new_tokens=10, owner="single")
+            queued_s = single.result().queued_s
+            assert queued_s is not None
+            assert queued_s <= 2 * 1.3, "what is inside, and one more of the burst"
+        assert not burst[-1].finish_reason
