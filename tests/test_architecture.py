@@ -47,6 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
      "boundedgen._loading", "boundedgen._leasing", "boundedgen._call", "boundedgen._admitting",
+     "boundedgen._prospects",
      "boundedgen._blackbox"),
     ("boundedgen._serving",),
     ("boundedgen._pipeline",),

@@ -145,6 +145,7 @@ def test_names_of_numbers_carry_their_units(kind: type) -> None:
             "cache_usage",
             "cache_usage_max",
             "tokens_per_s",
+            "service_error",
             "seconds",
         ):
             assert field.name.endswith("_s") or "seconds" in field.name, field.name

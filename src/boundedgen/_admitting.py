@@ -6,7 +6,6 @@ Everything here runs in the caller's thread and starts nothing; what it takes at
 from __future__ import annotations
 
 import itertools
-import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from boundedgen._core._admission import Capacity
 from boundedgen._core._sequences import Resume, Submission
 from boundedgen._door import Door, Place
 from boundedgen._driver import Driver
-from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturated
+from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits
 from boundedgen._flow import Flow
 from boundedgen._generation_config import (
     engine_fields,
@@ -34,6 +33,7 @@ from boundedgen._generation_config import (
 from boundedgen._lease import Lease
 from boundedgen._leasing import live_lease
 from boundedgen._prompt import Row, messages
+from boundedgen._prospects import Prospects
 from boundedgen._runtime import Runtime
 from boundedgen._settings import Settings
 from boundedgen._text import TextStream
@@ -53,7 +53,6 @@ class Admitting:
         runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
         defaults: Mapping[str, Any],
-        seeds: random.Random,
     ) -> None:
         self._driver = driver
         self._door = Door(settings.limits)
@@ -63,7 +62,8 @@ class Admitting:
         self._runtime = runtime
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._seeds = seeds
+        self._chance = runtime.chance
+        self._prospects = Prospects(driver, settings.admission, runtime.now, runtime.chance)
         self._resume = settings.restart.resume == "continue"
         self._ids = itertools.count(1)
 
@@ -73,7 +73,8 @@ class Admitting:
         call = call.plain(self._limits)
         lease = None if call.lease is None else self._live_lease(call.lease, call.owner)
         owner = call.owner if lease is None else lease.owner
-        with self._places(owner, lease) as (place, shares):
+        with self._places(owner, lease, call.priority) as (place, shares):
+            self._look_ahead(call, owner, submitted_at)
             prompt = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
@@ -123,36 +124,42 @@ class Admitting:
         return lease
 
     @contextmanager
-    def _places(self, owner: str, lease: Lease | None) -> Iterator[tuple[Place, list[Place]]]:
+    def _places(self, owner: str, lease: Lease | None, priority: int) -> Iterator[tuple[Place, list[Place]]]:
         """A place in the queue, a share of the owner's and one of the lease's; given back if anything raises."""
         limits = self._limits
         place, of_owner = self._door.queue(), self._door.share(owner)
         of_lease = None if lease is None or lease._places is None else Place(lease._places)
         shares = [share for share in (of_owner, of_lease) if share is not None]
         try:
-            self._take(place, f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
-            if of_owner is not None:
-                self._take(of_owner, f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)")
-            if of_lease is not None:
-                self._take(of_lease, "the lease has all the sequences that it may have (max_sequences)")
+            if not place.take():
+                raise self._prospects.queue_full(f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
+            if of_owner is not None and not of_owner.take():
+                text = f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)"
+                raise self._prospects.share_full(text, owner, priority)
+            if of_lease is not None and not of_lease.take():
+                text = "the lease has all the sequences that it may have (max_sequences)"
+                raise self._prospects.share_full(text, owner, priority)
             yield place, shares
         except BaseException:
             for taken in (place, *shares):
                 taken.back()
             raise
 
-    def _take(self, place: Place, full: str) -> None:
-        if not place.take():
-            after = self.retry_after_s()
-            raise Saturated(f"{full}; try again in {after:.1f} s", retry_after_s=after)
+    # --- what needs no tokenizer ---------------------------------------------------------------------------------
 
-    def retry_after_s(self) -> float:
-        """An estimate of when a place will be free: the work that waits, at the rate at which tokens come."""
-        snapshot = self._driver.snapshot
-        ended, tokens, rate = sum(snapshot.finished.values()), snapshot.counters["tokens"], snapshot.tokens_per_s
-        if not ended or not rate:
-            return 1.0
-        return min(60.0, max(0.1, max(1, snapshot.waiting) * tokens / ended / rate))
+    def _look_ahead(self, call: Call, owner: str, at: float) -> None:
+        """Refuse what is known before the prompt is encoded: a wrong configuration, or too much time to wait."""
+        tokens, prospects = self._fields(call, 0)["max_new_tokens"], self._prospects
+        bounds = self._bounds_of(call)
+        ahead = prospects.ahead_of(owner, call.priority, bounds, at)
+        refusal = prospects.hopeless(ahead, bounds, tokens)
+        if refusal is not None and self._fields(call, 1)["max_new_tokens"] != tokens:
+            refusal = prospects.hopeless(ahead, bounds, 1)  # max_length: how much that is depends on the prompt
+        if refusal is not None:
+            raise refusal
+
+    def _bounds_of(self, call: Call) -> Bounds:
+        return self._bounds if call.bounds is None else self._bounds.tightest(call.bounds)
 
     # --- prompt --------------------------------------------------------------------------------------------------
 
@@ -232,7 +239,7 @@ class Admitting:
             limits=limits,
             prompt_tokens=prompt_tokens,
             vocab_size=self._tokenizer().vocab_size,
-            draw_seed=lambda: self._seeds.getrandbits(SEED_BITS) or 1,
+            draw_seed=lambda: self._chance.getrandbits(SEED_BITS) or 1,
         )
 
     def _submission(
@@ -244,7 +251,7 @@ class Admitting:
         prompt_tokens: int,
         submitted_at: float,
     ) -> Submission:
-        bounds = self._bounds if call.bounds is None else self._bounds.tightest(call.bounds)
+        bounds = self._bounds_of(call)
         if not streams(fields):
             bounds = Bounds(total=bounds.total, queued=bounds.queued)
         return Submission(

@@ -87,12 +87,17 @@ class NeverFits(Rejected):
 
 @final
 class Saturated(Rejected):
-    """The queue, the owner's share or the number of leases is full. Try again after `retry_after_s`."""
+    """The queue, the owner's share or the number of leases is full, or its deadline would pass in the queue.
+
+    Try again after `retry_after_s`. With `Admission(margin=None)` no deadline is a reason.
+    """
 
     http_status_hint = 429
     grpc_status_hint = "RESOURCE_EXHAUSTED"
     retryable = True
-    retry_after_s: float = 1.0  #: seconds, computed from the queue and from how fast it moves
+    #: seconds, computed from what is ahead in the queue and how fast that moves (0.1 to 60; 1: not known yet), times
+    #: something drawn from 1 to 1.5, so that those who were refused together do not come back together
+    retry_after_s: float = 1.0
 
 
 @final
@@ -109,7 +114,7 @@ class EngineUnavailable(Rejected):
     http_status_hint = 503
     grpc_status_hint = "UNAVAILABLE"
     retryable = True
-    retry_after_s: float | None = None  #: seconds; None: not known, or never
+    retry_after_s: float | None = None  #: seconds, drawn as that of Saturated is; None: not known, or never
 
 
 @final

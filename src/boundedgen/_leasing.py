@@ -13,8 +13,9 @@ from boundedgen._door import Place
 from boundedgen._driver import Driver
 from boundedgen._errors import LeaseExpired, Saturated
 from boundedgen._lease import Lease, LeaseCell
+from boundedgen._prospects import UNKNOWN_S, spread
+from boundedgen._runtime import Runtime
 from boundedgen._settings import check_ttl
-from boundedgen.abc import Clock
 
 BEYOND_THE_QUEUE = 65_536  #: places of a lease on top of waiting_max; more can never be inside, and each costs memory
 ID_BYTES = 16  #: 128 random bits: an id cannot be guessed
@@ -23,10 +24,10 @@ ID_BYTES = 16  #: 128 random bits: an id cannot be guessed
 class Leasing:
     """All leases of a pipeline; at most `Limits.leases_max` at once."""
 
-    def __init__(self, driver: Driver, limits: Limits, clock: Clock) -> None:
+    def __init__(self, driver: Driver, limits: Limits, runtime: Runtime) -> None:
         self._driver = driver
         self._limits = limits
-        self._clock = clock
+        self._runtime = runtime
         self._left = deque(range(limits.leases_max))
 
     def grant(self, owner: str, ttl: float | timedelta, renew_on_read: bool, max_sequences: int | None) -> Lease:
@@ -42,9 +43,9 @@ class Leasing:
         lease = self._lease(owner, ttl_s, renew_on_read, most, place)
         try:
             if not place.take():
-                raise Saturated(
-                    f"there are {self._limits.leases_max} leases already (Limits.leases_max)", retry_after_s=1.0
-                )
+                after = spread(UNKNOWN_S, self._runtime.chance)
+                text = f"there are {self._limits.leases_max} leases already (Limits.leases_max)"
+                raise Saturated(f"{text}; try again in {after:.1f} s", retry_after_s=after)
             self._driver.grant(lease._cell)
             return lease
         except BaseException:
@@ -54,11 +55,11 @@ class Leasing:
     def _lease(self, owner: str, ttl: float, renew_on_read: bool, max_sequences: int | None, place: Place) -> Lease:
         """One that nobody knows of yet."""
         row = Row(secrets.token_hex(ID_BYTES), owner, ttl)
-        row.expires = self._driver.governor.clock.at(self._clock.now()) + ttl
+        row.expires = self._driver.governor.clock.at(self._runtime.now()) + ttl
         cell = LeaseCell(row, renew_on_read, place)
         most = self._limits.waiting_max + BEYOND_THE_QUEUE
         places = None if max_sequences is None else deque(range(min(max_sequences, most)))
-        cell.lease = Lease(cell, self._driver, self._clock, places)
+        cell.lease = Lease(cell, self._driver, self._runtime, places)
         return cell.lease
 
     def find(self, lease_id: str) -> Lease | None:

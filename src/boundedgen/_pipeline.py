@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -86,9 +85,8 @@ class BoundedPipeline:
         lock = lock_of(device_lock)
         self._runtime = runtime = runtime_of(clock)
         self._driver = driver = Driver(parts.host, settings, runtime)
-        defaults, seeds = parts.host.defaults(), random.Random()
         self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-        admitting = Admitting(driver, settings, runtime, loading.need, defaults, seeds)
+        admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults())
         self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
         self._leasing = Leasing(driver, limits, runtime)
         self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)

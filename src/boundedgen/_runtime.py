@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar, final, runtime_checkable
@@ -58,6 +59,8 @@ class Turning(Protocol):
 
 @runtime_checkable
 class Runtime(Clock, Protocol):
+    chance: random.Random  #: of seeds that nobody gave, and of what must not be in step
+
     def turning(self, driver: Turned) -> Turning: ...
 
     def wakers(self) -> Wakers: ...
@@ -74,6 +77,7 @@ class Threads:
 
     def __init__(self, clock: Clock) -> None:
         self.now = clock.now
+        self.chance = random.Random()
 
     def turning(self, driver: Turned) -> Turning:
         return DriverThread(driver, self.now)

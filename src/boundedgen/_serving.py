@@ -16,6 +16,7 @@ from boundedgen._flow import Flow
 from boundedgen._generation import Generation
 from boundedgen._grammar import GrammarChecker
 from boundedgen._observing import error_of, retry_after_s
+from boundedgen._prospects import spread
 from boundedgen._runtime import Runtime
 
 
@@ -71,7 +72,7 @@ class Serving:
     def _not_yet(self) -> EngineUnavailable:
         snapshot = self._driver.snapshot
         last = f"; last: {snapshot.reason}" if snapshot.reason else ""
-        after = retry_after_s(snapshot, self._runtime.now())
+        after = spread(retry_after_s(snapshot, self._runtime.now()), self._runtime.chance)
         return EngineUnavailable(f"the engine is being started; wait_ready() waits for it{last}", retry_after_s=after)
 
     def refuse_unless_open(self) -> None:

@@ -52,6 +52,27 @@ def test_those_that_were_cut_off_do_not_make_answers_look_short() -> None:
     assert 280 <= found <= 380
 
 
+def test_what_has_faded_to_next_to_nothing_is_still_divided_by_what_it_is_a_part_of() -> None:
+    known = Lengths()
+    known.add(5000, ended=True)
+    for _ in range(60_000):
+        known.add(10, ended=False)
+    assert known.quantile(0.5) == pytest.approx(5000, rel=0.25)
+
+
+def test_turns_are_told_once_somebody_waited_and_an_outage_is_none() -> None:
+    forecast = Forecast()
+    for _ in range(ENOUGH):
+        forecast.left(1, 1, 0.1, 0.1)
+    assert forecast.wait_s(3) is None
+    for at in range(20):
+        forecast.admitted(0.5 * at, others_wait=True)
+    assert forecast.wait_s(3) == pytest.approx(2.0)
+    forecast.interrupted()
+    forecast.admitted(1000.0, others_wait=True)
+    assert forecast.wait_s(3) == pytest.approx(2.0)
+
+
 def test_old_lengths_fade() -> None:
     known = Lengths()
     for _ in range(1000):

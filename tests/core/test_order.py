@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,6 +212,90 @@ def test_whoever_waits_is_served_once_and_in_the_order_of_deadlines_within_an_ow
 def due(of: Sequence) -> tuple[float, int]:
     submission = of.submission
     return min(of.total_at, submission.submitted_at + AGEING), of.id
+
+
+# --- how many are ahead ----------------------------------------------------------------------------------------------
+
+
+def turns_until_in(order: Order, newcomer: Sequence) -> int:
+    order.add(newcomer, newcomer.submission.submitted_at)
+    return ids(served(order)).index(newcomer.id)
+
+
+def ahead(order: Order, newcomer: Sequence) -> int:
+    asked = newcomer.submission
+    return order.ahead(asked.owner, asked.priority, due(newcomer)[0], asked.submitted_at)
+
+
+def test_with_nobody_waiting_nobody_is_ahead() -> None:
+    assert ahead(Order(AGEING, {}), sequence(1)) == 0
+
+
+@given(st.lists(st.sampled_from([1.0, 3.0, 9.0, 20.0, 600.0]), max_size=40), st.sampled_from([0.5, 3.0, 600.0]))
+def test_of_one_owner_those_are_ahead_that_are_due_before(totals: list[float], total: float) -> None:
+    order = Order(AGEING, {})
+    for n, its in enumerate(totals):
+        order.add(sequence(n, total=its), 0.0)
+    newcomer = sequence(1000, total=total)
+    said = ahead(order, newcomer)
+    same = totals.count(total)
+    really = turns_until_in(order, newcomer)
+    assert really - same <= said <= really, "of the second in which it is due itself it is not known"
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0, 0.25])
+@pytest.mark.parametrize("mine", [0, 1, 5, 40])
+@pytest.mark.parametrize("others", [{}, {"burst": 1000}, {f"o{n}": 1 for n in range(60)}, {"a": 3, "b": 90, "c": 30}])
+def test_of_other_owners_about_as_many_are_ahead_as_have_their_turns_before(
+    weight: float, mine: int, others: dict[str, int]
+) -> None:
+    order = Order(AGEING, {"me": weight})
+    for n, (owner, count) in enumerate(sorted(others.items())):
+        for k in range(count):
+            order.add(sequence(100 * n + 10**4 * k, owner=owner), 0.0)
+    served(order, most=50 if "burst" in others else 3)
+    for n in range(mine):
+        order.add(sequence(10**7 + n, owner="me", at=1.0), 1.0)
+    newcomer = sequence(10**8, owner="me", at=2.0)
+    said = ahead(order, newcomer)
+    really = turns_until_in(order, newcomer)
+    assert mine <= said
+    assert 0.6 * really - 4 <= said <= 1.25 * really + 2
+
+
+def test_short_ones_of_an_owner_do_not_wait_for_as_many_long_ones_of_others() -> None:
+    order = Order(AGEING, {})
+    for n in range(300):
+        order.add(sequence(n, owner="long", tokens=400), 0.0)
+        order.add(sequence(1000 + n, owner="short", tokens=20), 0.0)
+    served(order, most=100)
+    newcomer = sequence(5000, owner="short", tokens=20)
+    said = ahead(order, newcomer)
+    really = turns_until_in(order, newcomer)
+    assert 0.7 * really <= said <= 1.3 * really
+
+
+def test_a_higher_class_is_ahead_for_as_long_as_this_one_has_no_turn() -> None:
+    order = Order(AGEING, {})
+    for n in range(50):
+        order.add(sequence(n, priority=1), 0.0)
+    assert ahead(order, sequence(1000, total=10.0)) == 50
+    assert ahead(order, sequence(1000, total=600.0, at=1.0)) == 0, "its own turn may come before"
+    assert ahead(order, sequence(1000, total=10.0, priority=2)) == 0
+
+
+def test_nothing_is_left_of_what_was_counted() -> None:
+    order, rng = Order(AGEING, {"o1": 3.0}), random.Random(1)
+    them = [sequence(n, owner=f"o{n % 7}", total=rng.choice([1.0, 50.0])) for n in range(300)]
+    order.add(sequence(10**6, owner="stays"), 0.0)
+    for each in them:
+        order.add(each, 0.0)
+    for each in them[::2]:
+        each.shrink(Bounds(total=0.5), 0.0, 0.0)
+        order.add(each, 0.0)
+    for each in rng.sample(them, 300):
+        order.remove(each.id)
+    assert [ahead(order, sequence(1, owner=owner)) for owner in ("o1", "stays")] == [1, 1]
 
 
 def test_100_000_wait_at_the_price_of_one_and_leave_no_memory_behind() -> None:

@@ -4,6 +4,7 @@ Every figure is an estimate, and says how good it is: `error` is measured on the
 """
 
 from bisect import bisect_left
+from itertools import accumulate
 
 from attrs import define, field
 
@@ -38,32 +39,32 @@ EDGES = _edges(1 << 20)  #: tokens; upper edges of the buckets of lengths
 @define
 class Lengths:
     """How long answers are: of those that came to their own end, and of those that were cut off and would have been
-    longer (the product-limit estimator of Kaplan and Meier, on buckets)."""
+    longer (the product-limit estimator of Kaplan and Meier, on buckets). Others read it while it is written."""
 
-    _ended: list[float] = field(factory=lambda: [0.0] * len(EDGES))
-    _cut: list[float] = field(factory=lambda: [0.0] * len(EDGES))
+    _weights: tuple[list[float], list[float]] = field(factory=lambda: ([0.0] * len(EDGES), [0.0] * len(EDGES)))
     _unit: float = 1.0  # weight of the next one: its growth is the fading of all others
 
     def add(self, tokens: int, *, ended: bool) -> None:
         """One of `tokens`, which would have had more unless it `ended`."""
-        weights = self._ended if ended else self._cut
-        weights[_bucket(tokens)] += self._unit
+        self._weights[not ended][_bucket(tokens)] += self._unit
         self._unit /= FADE
         if self._unit > 1e100:
-            self._ended, self._cut = ([w / self._unit for w in ws] for ws in (self._ended, self._cut))
+            ended_, cut = ([w / self._unit for w in ws] for ws in self._weights)
+            self._weights = ended_, cut  # at once: the two are weighed against each other
             self._unit = 1.0
 
     def quantile(self, share: float, beyond: int = 0) -> int | None:
         """Tokens that a `share` of those with more than `beyond` do not exceed; None: it is not known how long."""
         first = 0 if beyond <= 0 else _bucket(beyond) + 1
-        ended, cut = self._ended[first:], self._cut[first:]
-        at_risk, surviving = sum(ended) + sum(cut), 1.0
-        for edge, ends, cuts in zip(EDGES[first:], ended, cut, strict=True):
+        ended, cut = (weights[first:] for weights in self._weights)
+        both = [ends + cuts for ends, cuts in zip(ended, cut, strict=True)]
+        at_risk = list(accumulate(reversed(both)))[::-1]  # from the end: what is left of a difference may be nothing
+        surviving = 1.0
+        for edge, ends, at in zip(EDGES[first:], ended, at_risk, strict=True):
             if ends > 0.0:
-                surviving *= max(0.0, 1.0 - ends / at_risk)
+                surviving *= max(0.0, 1.0 - ends / at)
                 if surviving <= 1.0 - share + 1e-9:
                     return edge
-            at_risk -= ends + cuts
         return None
 
 
@@ -88,6 +89,10 @@ class Forecast:
             self.turn.add(now - self._turn_at)
         self._turn_at = now if others_wait else None
 
+    def interrupted(self) -> None:
+        """The engine is gone: what passes until the next admission is no turn."""
+        self._turn_at = None
+
     def left(self, prompt_tokens: int, tokens: int, first_s: float, total_s: float) -> None:
         """One has left after `tokens` in `total_s` seconds from its admission, the first of them after `first_s`."""
         predicted = self.service_s(prompt_tokens, tokens)
@@ -106,7 +111,7 @@ class Forecast:
 
     def wait_s(self, ahead: int) -> float | None:
         """Seconds until so many have come in, and then one more; None: too little has been seen."""
-        return None if self.seen < ENOUGH else (ahead + 1) * self.turn.value
+        return None if self.seen < ENOUGH or not self.turn.weight else (ahead + 1) * self.turn.value
 
     def expected_tokens(self, most: int, share: float = 0.5, so_far: int = 0) -> int:
         """Of one that may generate `most` and has generated `so_far`: what a `share` of such ones do not exceed."""

@@ -99,6 +99,7 @@ class Living(Resuming):
         self._effects.append(ev.Lost(self.life.incarnation, death.cause, death.detail, death.output))
         self.clock.stand(now)
         self.watch.over()
+        self.forecast.interrupted()
         self.ledger.capacity = None
         self._parting = death
         self._became()

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
+from boundedgen._core._depths import Cost, Costs, Depths, Dues
 from boundedgen._core._sequences import Sequence, Submission
 
 K = TypeVar("K")
@@ -35,6 +36,10 @@ class Ranking(Generic[K]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._rank
+
+    def rank(self, key: K) -> float | None:
+        found = self._rank.get(key)
+        return None if found is None else found[0]
 
     def set(self, key: K, rank: float, tie: int) -> None:
         if self._rank.get(key) == (rank, tie):
@@ -66,6 +71,17 @@ class _Share:
     tie: int  #: order of arrival
     had: float  #: virtual time up to which it has been served: tokens by weight
     waiting: Ranking[int] = field(factory=Ranking)
+    dues: Dues = field(factory=Dues)
+    cost: Cost = field(factory=Cost)
+
+    def put(self, sequence: int, due: float) -> None:
+        """It waits; one that waits already, until another instant."""
+        self.dues.move(self.waiting.rank(sequence), due)
+        self.waiting.set(sequence, due, sequence)
+
+    def drop(self, sequence: int) -> None:
+        self.dues.move(self.waiting.rank(sequence), None)
+        self.waiting.drop(sequence)
 
 
 class _Class:
@@ -78,6 +94,11 @@ class _Class:
         self._weight = 0.0  # of those that wait
         self._time = 0.0  # virtual
         self._arrivals = 0
+        self._depths = Depths()
+        self._deep = 0  # owners of which more than one wait
+        self.waiting = 0  #: sequences
+        self._costs = Costs()
+        self.since = 0.0  #: of its last admission, or when it began to wait
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -88,13 +109,20 @@ class _Class:
             share.had = max(share.had, self._time)
             self._weight += share.weight
             self._owners.set(owner, share.had, share.tie)
-        share.waiting.set(sequence, due, sequence)
+        if sequence not in share.waiting:
+            self.waiting += 1
+            self._depths.add(len(share.waiting), share.weight)
+            self._deep += len(share.waiting) == 1
+        share.put(sequence, due)
 
     def drop(self, owner: str, sequence: int) -> None:
         share = self._shares.get(owner)
         if share is None or sequence not in share.waiting:
             return
-        share.waiting.drop(sequence)
+        share.drop(sequence)
+        self.waiting -= 1
+        self._depths.drop(len(share.waiting), share.weight)
+        self._deep -= len(share.waiting) == 1
         if not share.waiting:
             self._weight -= share.weight
             self._owners.drop(owner)
@@ -104,6 +132,21 @@ class _Class:
         owner = self._owners.first()
         return None if owner is None else self._shares[owner].waiting.first()
 
+    def ahead(self, owner: str, due: float) -> int:
+        """See Order.ahead. Owners who just had their turn are ahead of their time: half of those with more to come."""
+        share, weight = self._shares.get(owner), self._weights.get(owner, 1.0)
+        mine = waiting = 0
+        if share is not None and (waiting := len(share.waiting)):
+            mine = share.dues.until(due)
+            if not mine:
+                return 0  # the owner's next turn is its
+        pace = 1.0 if share is None else self._costs.pace(share.cost.each())
+        others = self._depths.of_others(mine * pace / weight, waiting, weight)
+        return mine + max(0, others - (self._deep - (waiting > 1)) // 2)
+
+    def admitted(self, owner: str) -> None:
+        self._share(owner).cost.admitted()
+
     def charge(self, owner: str, tokens: int) -> None:
         """So many were computed for it. Time passes for all who wait, by their weight together."""
         first = self._owners.first()
@@ -111,6 +154,8 @@ class _Class:
             self._time = max(self._time, self._shares[first].had) + tokens / self._weight
         share = self._share(owner)
         share.had += tokens / share.weight
+        share.cost.charge(tokens)
+        self._costs.charge(tokens, share.cost.each())
         if share.waiting:
             self._owners.set(owner, share.had, share.tie)
 
@@ -157,6 +202,7 @@ class Order:
         return aged if wall is None else min(wall.at, aged)
 
     def _rank(self, priority: int, since: float) -> None:
+        self._classes[priority].since = since
         self._ranks.set(priority, since - priority * self._ageing, priority)
 
     def __contains__(self, sequence: int) -> bool:
@@ -176,6 +222,17 @@ class Order:
             self._ranks.drop(priority)
             del self._classes[priority]
 
+    def ahead(self, owner: str, priority: int, due: float, now: float) -> int:
+        """About how many come in before one more of that owner, due at that instant; 0 also where it is not known.
+
+        For callers' threads, while the driver writes: every reading is of one moment, and all of them are of about one.
+        Rather too few than too many. Those of higher classes count if this one does not have a turn before it is due.
+        """
+        group = self._classes.get(priority)
+        since, found = (now, 0) if group is None else (group.since, group.ahead(owner, due))
+        above = [(p, c.waiting) for p, c in list(self._classes.items()) if p > priority]
+        return found + sum(n for p, n in above if since + (p - priority) * self._ageing > due)
+
     def head(self) -> Sequence | None:
         """Who is next; it stays in until it is removed."""
         priority = self._ranks.first()
@@ -188,7 +245,9 @@ class Order:
     def admit(self, sequence: Sequence, now: float) -> None:
         """The head goes in. Its prompt is charged now, what it generates once that is known (`used`)."""
         submission = sequence.submission
-        self._classes[submission.priority].charge(submission.owner, submission.prompt_tokens)
+        group = self._classes[submission.priority]
+        group.admitted(submission.owner)
+        group.charge(submission.owner, submission.prompt_tokens)
         self._rank(submission.priority, now)
         self.remove(sequence.id)
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ class World:
         self.clock = clock
         self.host = host
         self.now = clock.now
+        self.chance = random.Random(0)  # the same run always gives the same result
         self._may_leap_to = math.inf if autojump else clock.now()
         self._turned: SimTurning | None = None
         self._todo: deque[Callable[[], object]] = deque()
