@@ -294,7 +294,13 @@ class Limits:
         "and part of it; 0: it is not looked at",
         least=0.0,
     )
-    incidents_kept: int = _limit(20, "folders", "in `black_box`; the oldest are removed", least=1, whole=True)
+    incidents_kept: int = _limit(
+        20,
+        "folders",
+        "in `black_box`; the oldest are removed, but for the first of a row of failures",
+        least=1,
+        whole=True,
+    )
     incident_bytes: int = _limit(4 << 20, "bytes", "all files of one incident", least=1 << 18, whole=True)
 
     def __attrs_post_init__(self) -> None:

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,8 @@ import pytest
 from core.hand_engine import A, HandEngine, lane, until
 
 import boundedgen as b
-from boundedgen.__main__ import main
 from boundedgen._blackbox import _box, _scene, _witness
-from boundedgen._blackbox._report import FILES, NoIncidentError, newest, report
+from boundedgen._blackbox._report import newest, report
 from boundedgen._bounds import Bounds
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
@@ -64,6 +65,73 @@ def test_a_black_box_that_fails_changes_nothing_for_anybody(
         until(lambda: "the black box failed" in caplog.text)
         until(lambda: pipeline.health().ready)
     assert list(tmp_path.iterdir()) == []
+
+
+def kept(where: Path, count: int) -> list[dict[str, Any]]:
+    """What incident.json says of each, the oldest first, once there are `count`."""
+    until(lambda: len(list(where.glob("2*-*"))) == count)
+    return [json.loads((folder / "incident.json").read_text()) for folder in sorted(where.glob("2*-*"))]
+
+
+def raises(engine: HandEngine) -> None:
+    engine.link.tell(ev.StepRaised(engine.link.incarnation, 1, "by hand"))
+
+
+@pytest.mark.parametrize("lose", [HandEngine.die, raises])
+def test_what_was_answered_is_in_the_incident_whether_the_engine_died_or_was_killed(
+    tmp_path: Path, lose: Callable[[HandEngine], None]
+) -> None:
+    with lane(HandEngine(running_max=1), black_box=tmp_path) as (pipeline, engine):
+        inside, waiting = (pipeline.submit("x", max_new_tokens=8) for _ in range(2))
+        engine.stay()
+        lose(engine)
+        with pytest.raises(b.EngineLost):
+            inside.result(20)
+        (told,) = kept(tmp_path, 1)
+        assert waiting.phase is not None
+    assert [(row["phase"], row["answered"]) for row in told["sequences"]] == [
+        ("running", "engine_lost"),
+        ("waiting", None),
+    ]
+
+
+@pytest.mark.parametrize("lose", [HandEngine.die, raises])
+def test_the_way_of_a_sequence_into_quarantine_is_told_by_the_incidents(
+    tmp_path: Path, lose: Callable[[HandEngine], None]
+) -> None:
+    again = b.RestartPolicy(resume="continue", wait=lambda state: 0.0)
+    with lane(HandEngine(), black_box=tmp_path, restart=again) as (pipeline, engine):
+        culprit = pipeline.submit("x", max_new_tokens=8)
+        engine.stay()
+        lose(engine)
+        until(lambda: len(engine.links) == 2 and engine.link.requests)
+        lose(engine)
+        with pytest.raises(b.GenerationQuarantined):
+            culprit.result(20)
+        first, second = kept(tmp_path, 2)
+    names = ("phase", "answered", "crashes", "strikes", "suspect", "trial")
+    (row,), (again_row,) = first["sequences"], second["sequences"]
+    assert [row[name] for name in names] == ["running", None, 1, 1, True, False]
+    assert [again_row[name] for name in names] == ["running", "quarantined", 2, 2, True, True]
+    page, _ = report(newest(tmp_path))
+    assert re.search(r"answered +crashes +strikes +suspect +fruitless +trial", page)
+    assert re.search(r"quarantined +2 +2 +yes +2 +yes", page)
+
+
+def test_of_a_row_of_failures_the_first_incident_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    again = b.RestartPolicy(wait=lambda state: 0.0, stop=lambda state: False)
+    limits = b.Limits(incidents_kept=2)
+    with lane(HandEngine(), black_box=tmp_path, restart=again, limits=limits) as (pipeline, engine):
+        for lost in (1, 2, 3, 4):
+            until(lambda n=lost: len(engine.links) == n and pipeline.health().ready)  # type: ignore[misc]
+            engine.die()
+            until(lambda n=lost: bool(list(tmp_path.glob(f"2*-{n}-died"))))  # type: ignore[misc]
+            until(lambda n=lost: len(list(tmp_path.glob("2*-*"))) <= 2)  # type: ignore[misc]
+        first, last = kept(tmp_path, 2)
+        oldest = min(path.name for path in tmp_path.glob("2*-*"))
+    assert (first["incarnation"], last["incarnation"]) == (1, 4)
+    assert last["first_of_row"] == first["first_of_row"] == oldest
+    assert f"4 failures in a row, the first: {oldest}" in report(tmp_path)[0]
 
 
 # --- in words --------------------------------------------------------------------------------------------------------
@@ -122,6 +190,54 @@ def test_of_too_many_sequences_as_many_are_listed_as_fit_and_the_rest_is_counted
     assert 10 < len(told["sequences"]) < 201
     assert told["sequences"][0]["phase"] == "running"
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 1 << 18
+
+
+# --- what the kernel tells -------------------------------------------------------------------------------------------
+
+
+def test_of_the_kernels_log_only_what_is_no_older_than_the_engine_is_kept_and_what_names_it_is_told() -> None:
+    log = [
+        (10.0, "python[77]: segfault at 119"),
+        (60.0, "xe 0000:03:00.0: [drm] GPU HANG"),
+        (70.0, "python[78]: segfault at 0"),
+        (80.0, "usb 1-1: new device"),
+        (81.0, "INFO: task worker:77 is dead"),
+        (99.0, "python[79]: segfault at 0"),
+        (99.5, "Out of memory: Killed process 77 (python)"),
+    ]
+
+    def naming(text: str, age: float) -> bool:
+        return _witness.naming_it(77)(text, age) or ("python" in text and age < 10)
+
+    found, about_it = _witness.told_since(log, 100.0, 50.0, naming)
+    assert [line.partition("] ")[2] for line in found] == [text for at, text in log[1:] if at != 80.0]
+    assert [line.partition("] ")[2] for line in about_it] == [text for at, text in log if at >= 81.0]
+    when = datetime.fromisoformat(about_it[-1].split()[0])
+    assert abs((datetime.now(UTC) - when).total_seconds() - 0.5) < 5
+
+
+def test_a_line_names_a_process_by_its_pid_and_for_a_moment_by_its_name() -> None:
+    comm = Path("/proc/self/comm").read_text().strip()
+    naming = _witness.naming_it(os.getpid())
+    pid = os.getpid()
+    for line in (f"{comm}[{pid}]: x", f"Killed process {pid} (x)", f"pid={pid}", f"task x:{pid} blocked", f"x [{pid}]"):
+        assert naming(line, 1e6), line
+    for line in (f"x[{pid}7]", f"at {pid}", f"x[7{pid}]", "x"):
+        assert not naming(line, 0.0), line
+    assert naming(f"{comm}[1]: segfault", 1.0)
+    assert not naming(f"{comm}[1]: segfault", 1e6)
+    assert not _witness.naming_it(0)("pid 0", 1e6)
+
+
+def test_what_the_control_group_counts_is_told_before_and_now(tmp_path: Path) -> None:
+    with lane(HandEngine(), black_box=tmp_path) as (_, engine):
+        engine.die()
+        (told,) = kept(tmp_path, 1)
+    machine = told["machine"]
+    assert machine["oom_kills_before"] == machine["oom_kills"] == _witness.oom_kills()
+    assert machine["memory"].keys() == {"used", "most", "limit"}
+    assert isinstance(machine.get("kernel_log", []), list)
+    assert told["exit_status"] == -11
 
 
 # --- where it is put -------------------------------------------------------------------------------------------------
@@ -225,7 +341,7 @@ def test_what_does_not_come_back_is_left_behind_and_the_rest_is_kept() -> None:
 
 def test_the_process_that_writes_ends_by_itself_when_nobody_tells_it_anything(tmp_path: Path) -> None:
     now = time.monotonic()
-    arguments = (tmp_path, NAME, 2, 1 << 20, now, now + 0.5, os.getpid(), -1, -1)
+    arguments = (tmp_path, NAME, 2, 1 << 20, now, now + 0.5, os.getpid(), -1, -1, now)
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", _witness.__file__, *map(str, arguments)], stdin=subprocess.PIPE
     )
@@ -241,7 +357,7 @@ def test_unfinished_folders_of_old_are_removed_and_new_ones_and_strangers_stay(t
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
     os.utime(tmp_path / f".{names[0]}.part", (0, 0))
-    _witness.prune(tmp_path, 3, names[3])
+    _witness.prune(tmp_path, 3, names[3], "")
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([*names[1:], f".{names[1]}.part", ".git", "my-folder"])
 
@@ -252,100 +368,10 @@ def test_the_incident_just_written_stays_also_when_the_clock_was_ahead_before(tm
     now = "20260101T000000.000Z-1-1-died"
     for name in [*of_the_future, now]:
         (tmp_path / name).mkdir()
-    _witness.prune(tmp_path, keep, now)
+    _witness.prune(tmp_path, keep, now, now)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [now, *of_the_future[len(of_the_future) + 1 - keep :]]
     )
-
-
-# --- reading it again ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A black box with one incident."""
-    where = tmp_path_factory.mktemp("box")
-    with lane(HandEngine(running_max=1), black_box=where) as (pipeline, engine):
-        g = pipeline.submit("x", max_new_tokens=8)
-        engine.stay()
-        engine.die()
-        with pytest.raises(b.EngineLost):
-            g.result(20)
-        until(lambda: bool(list(where.glob("*-died"))))
-    return where
-
-
-def copy(whole: Path, to: Path) -> Path:
-    folder = to / newest(whole).name
-    folder.mkdir()
-    for path in newest(whole).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
-
-
-def test_a_whole_incident_is_shown_with_status_0_and_without_any_one_file_with_status_1(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["incident", str(whole)]) == 0
-    assert "missing" not in capsys.readouterr().out
-    folder = copy(whole, tmp_path)
-    for name in FILES[1:]:
-        kept = (folder / name).read_bytes()
-        (folder / name).unlink()
-        assert main(["incident", str(folder)]) == 1
-        assert f"missing: {name}" in capsys.readouterr().out
-        (folder / name).write_bytes(kept)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "no whole incident"),
-        ("", "cannot be read"),
-        ('{"schema": 1', "cannot be read"),
-        ("[]", "not one of boundedgen's"),
-        ('{"schema": 99}', "schema 99; this version knows up to 1"),
-        ('{"schema": 1}', "not what this version writes"),
-    ],
-)
-def test_what_cannot_be_read_is_said_in_one_line_with_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
-) -> None:
-    folder = tmp_path / NAME
-    folder.mkdir()
-    if text is not None:
-        (folder / "incident.json").write_text(text)
-    assert main(["incident", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert says in err
-    assert err.count("\n") == 1
-
-
-def test_a_folder_without_incidents_and_a_path_that_is_none_are_said_to_be_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for wrong, says in [(tmp_path, "is no incident, and there is none in it"), (tmp_path / "x", "is not a folder")]:
-        with pytest.raises(NoIncidentError, match=says):
-            report(wrong)
-        assert main(["incident", str(wrong)]) == 2
-        assert says in capsys.readouterr().err
-
-
-def test_the_newest_of_several_is_shown(whole: Path, tmp_path: Path) -> None:
-    folder = copy(whole, tmp_path)
-    (tmp_path / "20200101T000000.000Z-1-1-died").mkdir()
-    assert newest(tmp_path) == folder
-    assert newest(folder) == folder
-
-
-def test_what_an_engine_printed_cannot_move_the_cursor_of_whoever_reads_it(whole: Path, tmp_path: Path) -> None:
-    folder = copy(whole, tmp_path)
-    (folder / "output.txt").write_bytes(b"\x1b[2J\x1b]0;title\x07 plain \xff\xfe\n")
-    page, _ = report(folder)
-    assert "plain" in page
-    assert "\x1b" not in page
-    assert "\x07" not in page
 
 
 def test_with_too_many_being_written_one_more_is_not_kept_and_that_is_said_once(

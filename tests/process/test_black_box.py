@@ -334,7 +334,9 @@ def test_closing_does_not_wait_for_evidence(tmp_path: Path, monkeypatch: pytest.
         assert time.monotonic() - began < TIGHT.evidence + SLACK
 
 
-def test_only_the_newest_are_kept_and_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:
+def test_only_the_first_of_a_row_and_the_newest_are_kept_and_nothing_else_in_the_folder_is_touched(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "20200101T000000.000Z").mkdir()
     old = tmp_path / "20200101T000000.000Z-1-1-died"
@@ -349,8 +351,10 @@ def test_only_the_newest_are_kept_and_nothing_else_in_the_folder_is_touched(tmp_
             served_again(lane, incarnation + 1)
         until(lambda: len(incidents(tmp_path)) == 2)
         names = [path.name for path in incidents(tmp_path)]
-    assert [name.split("-")[2] for name in names] == ["2", "3"]
+    assert [name.split("-")[2] for name in names] == ["1", "3"]
     assert "signal 9" in told(tmp_path / names[-1])["detail"]
+    if told(tmp_path / names[-1])["machine"]["oom_kills"] is not None:
+        assert "not the kernel for want of memory" in report(tmp_path)[0]
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([*names, "notes.txt", "20200101T000000.000Z"])
 

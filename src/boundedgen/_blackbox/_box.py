@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from boundedgen._arguments import kind_of, reading, short
 from boundedgen._aside import logger
@@ -40,6 +41,7 @@ STEPS_KEPT = 500
 AT_ONCE_MOST = 3  #: incidents that are being written; one more is not kept
 AFTERWARDS = 2.0  #: seconds to look at the machine when there is no process to be looked at
 PATIENCE = 10.0  #: seconds that writing may take
+OF_THE_WITNESS = 4096  #: bytes of incident.json
 ENGINE_DIED = "the process had ended before anybody could look at it; what it said last is in output.txt"
 SHARE = {"incident.json": 1 / 8, "inputs.jsonl": 1 / 2, "steps.jsonl": 1 / 16, "output.txt": 1 / 16}  # of the bytes
 
@@ -107,7 +109,7 @@ class BlackBox:
         """The governor has heard of it, and knows the cause."""
         life = driver.governor.life
         if life.death is not None:
-            scene = evolve(scene, failures=life.failures)
+            scene = evolve(scene, failures=life.failures, exit_status=report.status)
             self._to_begin.append(Folder(self.about, scene, life.death, None, report.text, AFTERWARDS))
 
     def begin(self) -> None:
@@ -115,6 +117,7 @@ class BlackBox:
         folders, self._to_begin = self._to_begin, []
         self._begun = [folder for folder in self._begun if folder.busy()]
         for folder in folders:
+            folder.scene.answered()
             if len(self._begun) < AT_ONCE_MOST and folder.begin():
                 self._begun.append(folder)
             else:
@@ -147,6 +150,16 @@ class About:
     ring: Callable[[], object] = bool  #: wakes the driver
     witness: Sequence[str] = (sys.executable, "-I", "-S", _witness.__file__)
     complained: bool = False  #: that it could not be written; once, until it can be again
+    first_of_row: str = ""  #: the incident that the present row of failures began with
+    oom_kills: int | None = field(
+        factory=_witness.oom_kills
+    )  #: as counted last; this needs no engine, and cannot block
+
+    def row(self, name: str, failures: int) -> str:
+        """The first incident of the row that this one is in."""
+        if failures <= 1 or not self.first_of_row:
+            self.first_of_row = name
+        return self.first_of_row
 
     def complain(self, why: str) -> None:
         if not self.complained:
@@ -164,8 +177,9 @@ class Folder:
 
     def __init__(self, about: About, scene: Scene, death: Death, sight: Sight | None, output: str, box: float) -> None:
         self.witnessed = sight is None  #: nothing more is wanted of the process
-        self._about, self._scene, self._death, self._sight, self._output = about, scene, death, sight, output
+        self._about, self.scene, self._death, self._sight, self._output = about, scene, death, sight, output
         self._box = box
+        self._first = about.row(self.name, scene.failures)
         self._thread = threading.Thread(target=self._run, name="boundedgen-blackbox", daemon=True)
 
     def begin(self) -> bool:
@@ -185,7 +199,13 @@ class Folder:
     def give_up(self) -> None:
         """It will not be written."""
         self._let_go()
-        self._about.complain("too many are being written, or no thread can be started")
+        self._failed("too many are being written, or no thread can be started")
+
+    def _failed(self, why: str) -> None:
+        """The next one begins the row, if this one was to."""
+        if self._about.first_of_row == self.name:
+            self._about.first_of_row = ""
+        self._about.complain(why)
 
     def _let_go(self) -> None:
         sight, self._sight = self._sight, None
@@ -196,15 +216,15 @@ class Folder:
 
     @property
     def name(self) -> str:
-        when = datetime.fromtimestamp(self._scene.wall, UTC)
+        when = datetime.fromtimestamp(self.scene.wall, UTC)
         stamp = f"{when:%Y%m%dT%H%M%S}.{when.microsecond // 1000:03}Z"
-        return f"{stamp}-{self._scene.pid}-{self._scene.incarnation}-{self._death.cause.value}"
+        return f"{stamp}-{self.scene.pid}-{self.scene.incarnation}-{self._death.cause.value}"
 
     def _run(self) -> None:
         try:
             self._end(self._have_it_written())
         except Exception as error:
-            self._about.complain(f"{type(error).__name__}: {error}")
+            self._failed(f"{type(error).__name__}: {error}")
         finally:
             self._let_go()
 
@@ -225,9 +245,18 @@ class Folder:
 
     def _witness(self, until: float, last: float) -> subprocess.Popen[bytes]:
         about, sight = self._about, self._sight
-        seen = (self._scene.pid, -1, -1) if sight is None else (sight.pid, sight.pidfd, sight.stacks)
+        seen = (self.scene.pid, -1, -1) if sight is None else (sight.pid, sight.pidfd, sight.stacks)
         limits = about.limits
-        arguments = (about.where, self.name, limits.incidents_kept, limits.incident_bytes, until, last, *seen)
+        arguments = (
+            about.where,
+            self.name,
+            limits.incidents_kept,
+            limits.incident_bytes,
+            until,
+            last,
+            *seen,
+            self.scene.started_at,
+        )
         return subprocess.Popen(
             [*about.witness, *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -240,22 +269,26 @@ class Folder:
 
     def _told(self) -> bytes:
         """What the server itself knows, for the witness to write."""
-        scene, limits, about = self._scene, self._about.limits, self._about
+        scene, limits, about = self.scene, self._about.limits, self._about
         room = {name: int(limits.incident_bytes * share) for name, share in SHARE.items()}
-        told = incident(scene, self._death, limits, about.configuration, room["incident.json"])
+        told = incident(scene, self._death, limits, about.configuration, room["incident.json"] - OF_THE_WITNESS)
+        told["first_of_row"] = self._first
         files = {
             "steps.jsonl": last_that_fit(steps_lines(scene), room["steps.jsonl"]),
             "inputs.jsonl": last_that_fit(input_lines(scene.inputs), room["inputs.jsonl"]),
             "output.txt": last_that_fit(self._output.splitlines(), room["output.txt"]),
         }
-        return json.dumps({"incident": told, "files": files, "no_stack": ENGINE_DIED}).encode("utf-8", "replace")
+        rest = {"no_stack": ENGINE_DIED, "oom_kills_before": about.oom_kills}
+        return json.dumps({"incident": told, "files": files, **rest}).encode("utf-8", "replace")
 
     def _end(self, words: str) -> None:
         last = words.strip().rpartition("\n")[2]
+        if (counted := re.search(r"^counted (\d+)$", words, re.MULTILINE)) is not None:
+            self._about.oom_kills = int(counted[1])
         if last == f"wrote {self.name}":
-            self._about.kept(self.name, self._scene)
+            self._about.kept(self.name, self.scene)
         else:
-            self._about.complain(last.removeprefix("failed: ") or "the process that writes it has ended")
+            self._failed(last.removeprefix("failed: ") or "the process that writes it has ended")
 
 
 def _until_gathered(process: subprocess.Popen[bytes], until: float) -> bytes:

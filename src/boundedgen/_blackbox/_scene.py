@@ -37,8 +37,9 @@ WAITING_SHOWN = 200  #: sequences; everything that was inside is shown
 INPUTS_SHOWN = 2000
 LEASE_INPUTS = ("renew", "revoke", "expire", "seen")  #: their first argument is a lease's id
 TEXT_MOST = 300  #: characters of an engine's refusal, which may quote a request's configuration
+LOST = ("engine_lost", "quarantined", "shutdown")  #: how those end that were running when the engine was lost
+BLAMED = ("crashes", "strikes", "suspect", "fruitless")  #: of a sequence: what the losses of engines say of it
 Plain = dict[str, Any]
-
 
 RawStep = tuple[int, float, float, int, float, int]  # of a Step; five times as fast to make, once a step
 
@@ -64,14 +65,25 @@ class Scene:
     pid: int
     pulse: ev.Pulse
     budget_s: float  #: of the step in flight
+    started_at: float  #: of the process; 0: never
     ready_at: float | None
     failures: int
     facts: ev.EngineFacts | None
     stats: SchedulerStats  #: as they were before it was given up
     sequences: tuple[Plain, ...]
+    whose: tuple[tuple[Sequence | None, Flow | None], ...]  #: of each row
     waiting_more: int
     steps: tuple[RawStep, ...]
     inputs: tuple[Input, ...]
+    exit_status: int | None = None  #: minus the signal; None: it was still there
+
+    def answered(self) -> None:
+        """By the driver's thread, at the end of the wake in which the engine was lost: what became of everybody."""
+        for row, (sequence, flow) in zip(self.sequences, self.whose, strict=True):
+            settled = None if flow is None else flow.settled
+            row["answered"] = None if settled is None else settled.reason
+            if sequence is not None:
+                row |= {name: getattr(sequence, name) for name in BLAMED}
 
 
 def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wall: float, at: float) -> Scene:
@@ -81,7 +93,8 @@ def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wa
     waiting = (s for s in governor.sequences.values() if s.stay is None)
     shown = list(islice(waiting, WAITING_SHOWN))
     rows = [_inside(governor, stay, driver.flows, at) for stay in governor.stays.values()]
-    rows += [_row(governor, s.submission, "waiting", at) | _asked(s) for s in shown]
+    rows += [_row(s.submission, "waiting", at) | _asked(s) for s in shown]
+    occupants = [*(stay.occupant for stay in governor.stays.values()), *shown]
     return Scene(
         at=at,
         wall=wall,
@@ -89,11 +102,13 @@ def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wa
         pid=(0 if link is None else link.pid) or 0,
         pulse=pulse,
         budget_s=governor.watch.pace.budget(pulse),
+        started_at=governor.life.started_at or 0.0,
         ready_at=governor.life.ready_at,
         failures=governor.life.failures,
         facts=governor.life.facts,
         stats=stats,
         sequences=tuple(rows),
+        whose=tuple((s, None if s is None else driver.flows.get(s.id)) for s in occupants),
         waiting_more=sum(1 for _ in waiting),
         steps=tuple(steps),
         inputs=governor.record().inputs[-INPUTS_SHOWN:],
@@ -103,9 +118,9 @@ def scene_of(driver: Driver, stats: SchedulerStats, steps: Iterable[RawStep], wa
 def _inside(governor: Governor, stay: Stay, flows: Mapping[int, Flow], at: float) -> Plain:
     sequence, flow = governor.sequences.get(stay.sequence), flows.get(stay.sequence)
     settled = None if flow is None else flow.settled
-    lost = sequence is not None or (settled is not None and settled.reason in ("engine_lost", "shutdown"))
+    lost = sequence is not None or (settled is not None and settled.reason in LOST)
     return {
-        **_row(governor, stay.submission, "running" if lost else "stopping", at),
+        **_row(stay.submission, "running" if lost else "stopping", at),
         **({} if sequence is None else _asked(sequence)),
         "tokens": 0 if flow is None else len(flow.token_ids),
         "stay": stay.id,
@@ -113,12 +128,12 @@ def _inside(governor: Governor, stay: Stay, flows: Mapping[int, Flow], at: float
         "taken": stay.taken,
         "stopping_s": None if lost or stay.stop_at is None else round(at - stay.stop_at, 3),
         "blocks": list(stay.needs),
-        "answered": None if settled is None else settled.reason,
+        "trial": stay.id == governor.trial,
         "probe": stay.probe,
     }
 
 
-def _row(governor: Governor, submission: Submission, phase: str, at: float) -> Plain:
+def _row(submission: Submission, phase: str, at: float) -> Plain:
     return {
         "id": submission.id,
         "label": submission.label,
@@ -166,6 +181,7 @@ def incident(scene: Scene, death: Death, limits: Limits, configuration: Mapping[
         "restarts_total": scene.stats.restarts_total,
         "resumed_total": scene.stats.resumed_total,
         "failures_in_a_row": scene.failures,
+        "exit_status": scene.exit_status,
         "step_in_flight": _step_in_flight(scene),
         "versions": {
             "boundedgen": sys.modules["boundedgen"].__version__,

@@ -1,6 +1,6 @@
 """The disposable process that looks at a lost engine and writes the folder. Standard library only: it is run as a file.
 
-    python -I -S _witness.py FOLDER NAME KEEP BYTES UNTIL LAST PID PIDFD STACKS
+    python -I -S _witness.py FOLDER NAME KEEP BYTES UNTIL LAST PID PIDFD STACKS STARTED
 
 Reading /proc and /sys of a process that is stuck inside a driver can block for ever, and so can writing to a disk that
 is gone. So neither is done in the server's process; and here each kind of evidence is gathered in a thread of its own,
@@ -19,7 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-\d+-\d+-[a-z_]+")
 MARGIN = 0.15  #: seconds before UNTIL at which what has not answered is given up
@@ -27,10 +29,17 @@ THREADS = 256  #: described one by one
 SMALL = 1 << 16  #: bytes read of one file of the kernel's
 STACK_WAIT = 0.8  #: seconds for the engine to write its stacks
 SHARE = {"stacks.txt": 1 / 16, "threads.txt": 1 / 8, "machine.txt": 1 / 16}  # of BYTES
-KERNEL_LINES = 200
+KERNEL_LINES, NAMING, LINE = 200, 10, 300  #: those that name the engine go into incident.json, of so many characters
 KERNEL_WORDS = re.compile(
-    r"\b(xe|i915|drm|gpu|oom|oom_reaper|segfault)\b|out of memory|killed process|hung task", re.IGNORECASE
+    r"\b(xe|i915|drm|gpu|oom|oom_reaper|segfault)\b|out of memory|killed process|hung task|blocked for more than"
+    r"|\btraps: |general protection",
+    re.IGNORECASE,
 )
+KERNEL_SLACK = 2.0  #: seconds that the log's clock may differ by
+MOMENT = 10.0  #: seconds: a line that has the engine's name, not its pid, is about it if it is no older
+Naming = Callable[[str, float], bool]  # a line, and its age
+Lines = list[str]
+UNLIMITED = 1 << 60  #: bytes: what control groups of version 1 say where there is no limit
 
 
 def read(path: str | Path, most: int = SMALL) -> str:
@@ -130,20 +139,49 @@ def written(memory_fd: int, begin: int) -> str:
 # --- of the machine --------------------------------------------------------------------------------------------------
 
 
-def control_groups() -> Iterator[str]:
-    """Memory that this server and its engines may have together, and how often they wanted more."""
+def groups() -> Iterator[Path]:
+    """The control groups of this server and its engines that may count memory."""
     for line in read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             root = Path("/sys/fs/cgroup") / controllers
-            at = next((p for p in (root / path.lstrip("/"), root) if names(p)), root)
-            for name in names(at):
-                if re.fullmatch(
-                    r"memory\.(current|max|high|peak|events|pressure|usage_in_bytes|limit_in_bytes"
-                    r"|max_usage_in_bytes|failcnt|oom_control|swap\.current|swap\.max)",
-                    name,
-                ):
-                    yield f"{at / name}: {'; '.join(read(at / name).splitlines())}"  # fmt: skip
+            yield next((p for p in (root / path.lstrip("/"), root) if names(p)), root)
+
+
+def control_groups(facts: dict[str, Any]) -> Iterator[str]:
+    """Memory that this server and its engines may have together, and how often they wanted more."""
+    facts["oom_kills"], facts["memory"] = oom_kills(), memory_of_groups()
+    for at in groups():
+        for name in names(at):
+            if re.fullmatch(
+                r"memory\.(current|max|high|peak|events|pressure|usage_in_bytes|limit_in_bytes"
+                r"|max_usage_in_bytes|failcnt|oom_control|swap\.current|swap\.max)",
+                name,
+            ):
+                yield f"{at / name}: {'; '.join(read(at / name).splitlines())}"
+
+
+def memory_of_groups() -> dict[str, int | None]:
+    """Bytes used now, at most so far, and allowed; None: not known, or no limit."""
+    return {
+        "used": _number("memory.current", "memory.usage_in_bytes"),
+        "most": _number("memory.peak", "memory.max_usage_in_bytes"),
+        "limit": _number("memory.max", "memory.limit_in_bytes"),
+    }
+
+
+def _number(*files: str) -> int | None:
+    found = [text for at in groups() for file in files if (text := read(at / file)).isdigit()]
+    return int(found[0]) if found and int(found[0]) < UNLIMITED else None
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory: of this group or, where that does not say, of all."""
+    counters = [at / file for at in groups() for file in ("memory.events", "memory.oom_control")]
+    for counter in (*counters, Path("/proc/vmstat")):
+        if (found := re.search(r"^oom_kill (\d+)$", read(counter), re.MULTILINE)) is not None:
+            return int(found[1])
+    return None
 
 
 def load() -> Iterator[str]:
@@ -153,22 +191,52 @@ def load() -> Iterator[str]:
         yield f"/proc/pressure/{name}: {'; '.join(read(f'/proc/pressure/{name}').splitlines())}"
 
 
-def kernel_log() -> Iterator[str]:
-    """Its lines about graphics, memory that ran out and crashes."""
-    found: list[str] = []
+def kernel_log(pid: int, started: float, facts: dict[str, Any]) -> Iterator[str]:
+    """Its lines since the engine was started about graphics, memory that ran out and crashes, and all that name it."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
+        facts["kernel_log_not_readable"] = str(error.strerror)
         yield f"<not readable: {error.strerror}>"
         return
+    now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)  # which nobody adjusts either
+    found, naming = told_since(messages(log), now, time.monotonic() - started, naming_it(pid))
+    os.close(log)
+    facts["kernel_log"] = [line[:LINE] for line in naming[-NAMING:]]
+    yield from found[-KERNEL_LINES:] or ["nothing about graphics, memory or crashes since the engine was started"]
+
+
+def messages(log: int) -> Iterator[tuple[float, str]]:
+    """Seconds on the log's own clock, and what was said."""
     with contextlib.suppress(BlockingIOError):
         while True:
             with contextlib.suppress(BrokenPipeError):  # it was overwritten while it was read: the next one is there
                 head, _, text = os.read(log, 1 << 13).decode("utf-8", "replace").partition(";")
-                if KERNEL_WORDS.search(line := text.splitlines()[0] if text else ""):
-                    found.append(f"[{int(head.split(',')[2]) / 1e6:.6f}] {line}")
-    os.close(log)
-    yield from found[-KERNEL_LINES:] or ["nothing about graphics, memory or crashes"]
+                yield int(head.split(",")[2]) / 1e6, text.splitlines()[0] if text else ""
+
+
+def naming_it(pid: int) -> Naming:
+    """Whether a line of that age is about the engine. Within a container the kernel's log may have other pids than we,
+    and a thread that crashes has one of its own; a crash is told with the name then.
+    """
+    by_pid = re.compile(rf"(process |pid[ =:]+|[\[(:] ?){pid}\b")
+    comm = next((text for at in (pid, "self") if there(text := read(f"/proc/{at}/comm"))), "")  # the same executable
+    by_name = re.compile(rf"\b{re.escape(comm)}\b" if comm else "(?!)")
+    return lambda line, age: bool((pid and by_pid.search(line)) or (age <= MOMENT and by_name.search(line)))
+
+
+def told_since(log: Iterable[tuple[float, str]], now: float, lived: float, naming: Naming) -> tuple[Lines, Lines]:
+    """With the time of day: all that matter and are no older than the engine, and those that name it."""
+    found, about_it, wall = [], [], time.time()
+    for at, text in log:
+        age = now - at
+        if age > lived + KERNEL_SLACK:
+            continue
+        when = datetime.fromtimestamp(wall - age, UTC)
+        line = f"{when:%Y-%m-%dT%H:%M:%SZ} [{at:.6f}] {text}"
+        about_it += [line] if (named := naming(text, age)) else []
+        found += [line] if named or KERNEL_WORDS.search(text) else []
+    return found, about_it
 
 
 def graphics() -> Iterator[str]:
@@ -187,6 +255,7 @@ def graphics() -> Iterator[str]:
 # --- gathering -------------------------------------------------------------------------------------------------------
 
 Source = Callable[[], Iterable[str]]
+Kind = tuple[str, str, Source]  # the file, a title in it
 
 
 class Gathering:
@@ -217,11 +286,12 @@ class Gathering:
         return f"== {self.title}\n" + ("\n".join(self._lines) or "nothing") + left + "\n"
 
 
-def sources(pid: int, pidfd: int, stack_memory: int) -> list[tuple[str, str, Source]]:
-    machine: list[tuple[str, str, Source]] = [
-        ("machine.txt", "control group", control_groups),
+def sources(pid: int, pidfd: int, stack_memory: int, started: float, facts: dict[str, Any]) -> list[Kind]:
+    """`facts`: what of it goes into incident.json as well."""
+    machine: list[Kind] = [
+        ("machine.txt", "control group", lambda: control_groups(facts)),
         ("machine.txt", "load and memory", load),
-        ("machine.txt", "kernel log", kernel_log),
+        ("machine.txt", "kernel log", lambda: kernel_log(pid, started, facts)),
         ("machine.txt", "graphics", graphics),
     ]
     if pidfd < 0:
@@ -236,7 +306,7 @@ def sources(pid: int, pidfd: int, stack_memory: int) -> list[tuple[str, str, Sou
     ]
 
 
-def gather(kinds: list[tuple[str, str, Source]], until: float) -> tuple[dict[str, str], list[str]]:
+def gather(kinds: list[Kind], until: float) -> tuple[dict[str, str], list[str]]:
     """The texts by file, and the titles of what has not come to an end before `until`."""
     found: list[Gathering] = []
     for kind in kinds:
@@ -262,21 +332,24 @@ def write(folder: Path, name: str, files: dict[str, bytes]) -> None:
             with open(os.open(part / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 out.write(data)
     except OSError:
-        whole = (part / "incident.json").is_file() and (part / "incident.json").stat().st_size == len(
-            files["incident.json"]
-        )
+        first, wanted = part / "incident.json", len(files["incident.json"])
+        whole = first.is_file() and first.stat().st_size == wanted
         shutil.rmtree(part, ignore_errors=True) if not whole else part.rename(folder / name)
         raise
     part.rename(folder / name)
 
 
-def prune(folder: Path, keep: int, just_written: str) -> None:
-    """The newest `keep` incidents stay; nothing else in the folder is touched but unfinished ones of old.
-
-    The one that was just written is the newest, whatever the clock said when the others were.
+def prune(folder: Path, keep: int, just_written: str, first: str) -> None:
+    """`keep` incidents stay: the one just written, whatever the clock said when the others were, the `first` of its row
+    of failures, which has the cause of the others, and the newest. Nothing else in the folder is touched but unfinished
+    ones of old.
     """
     incidents = sorted(name for name in names(folder) if NAME.fullmatch(name) and name != just_written)
-    for name in incidents[: max(0, len(incidents) - (keep - 1))]:
+    room = keep - 1
+    if first in incidents and room:
+        incidents.remove(first)
+        room -= 1
+    for name in incidents[: max(0, len(incidents) - room)]:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in names(folder):
         if name.startswith(".") and name.endswith(".part") and NAME.fullmatch(name[1:-5]):
@@ -296,21 +369,26 @@ def say(word: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    folder, name, keep, most, until, last, pid, pidfd, stack_memory = argv
+    folder, name, keep, most, until, last, pid, pidfd, stack_memory, started = argv
     signal.setitimer(signal.ITIMER_REAL, max(0.1, float(last) - time.monotonic()))
     began = time.monotonic()
-    texts, late = gather(sources(int(pid), int(pidfd), int(stack_memory)), float(until) - MARGIN)
+    facts: dict[str, Any] = {}
+    kinds = sources(int(pid), int(pidfd), int(stack_memory), float(started), facts)
+    texts, late = gather(kinds, float(until) - MARGIN)
     seconds = time.monotonic() - began
     say("gathered")
     told = json.loads(sys.stdin.buffer.read())
     told["incident"]["evidence"] = {"seconds": round(seconds, 3), "not_in_time": late}
+    if (now := facts.get("oom_kills")) is not None:
+        say(f"counted {now}")
+    told["incident"]["machine"] = {"oom_kills_before": told["oom_kills_before"], **facts}
     files = {"incident.json": json.dumps(told["incident"], indent=1, ensure_ascii=False).encode()}
     texts = {"stacks.txt": told["no_stack"], "threads.txt": told["no_stack"], **texts}
     files |= {file: clipped(text, int(int(most) * SHARE[file])) for file, text in texts.items()}
     files |= {file: text.encode("utf-8", "replace") for file, text in told["files"].items()}
     try:
         write(Path(folder), name, files)
-        prune(Path(folder), int(keep), name)
+        prune(Path(folder), int(keep), name, told["incident"]["first_of_row"])
         say(f"wrote {name}")
     except OSError as error:
         say(f"failed: {error}")

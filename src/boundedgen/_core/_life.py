@@ -40,6 +40,7 @@ class Life:
     killed_at: float | None = None
     respawn_at: float | None = None
     spawned_at: float | None = None  #: while it boots
+    started_at: float | None = None  #: this incarnation, also once it is gone
     boot_s: float | None = None  #: seconds that the last boot took
     ready_at: float | None = None
     rss_bytes: int | None = None  #: resident memory of this incarnation, as it told last
@@ -82,7 +83,7 @@ class Life:
         move(self, EnginePhase.STARTING)
         self.incarnation += 1
         self.respawn_at = self.killed_at = self.ready_at = self.rss_bytes = None
-        self.spawned_at = now
+        self.spawned_at = self.started_at = now
         return self.incarnation
 
     def ready(self, facts: EngineFacts, now: float) -> None:

@@ -46,7 +46,7 @@ class Occupying(Settling):
         if not probe:
             self.forecast.admitted(now, others_wait=len(self.queue) > 0)
         incarnation, before = self.life.incarnation, sequence.tokens
-        stay = Stay(self._last_stay, sequence.submission, incarnation, needs, now, probe, before=before)
+        stay = Stay(self._last_stay, sequence.submission, incarnation, needs, now, probe, sequence, before=before)
         if probe:
             self.ledger.probe_held = True
         else:

@@ -3,7 +3,7 @@
 from attrs import define
 
 from boundedgen._core._phases import StayPhase
-from boundedgen._core._sequences import Submission
+from boundedgen._core._sequences import Sequence, Submission
 
 
 @define(eq=False)
@@ -16,6 +16,7 @@ class Stay:
     needs: tuple[int, ...]  #: reserved blocks by pool; empty for the probe, which has its own
     admitted_at: float
     probe: bool = False
+    occupant: Sequence | None = None  #: also once that is settled
     phase: StayPhase = StayPhase.ADMITTED
     before: int = 0  #: tokens that earlier stays had generated; here they are part of the prompt
     tokens: int = 0  #: generated in it
