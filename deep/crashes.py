@@ -229,7 +229,9 @@ def run(kinds: list[Kind], seed: int, *, resume: str = "fail", black_box: Path |
         host = FaultyHost(kinds, limits, rng, notes)
         before = Belongings.now()
         policy = b.RestartPolicy(wait=tenacity.wait_none(), stop=tenacity.stop_never, resume=resume)  # type: ignore[arg-type]
-        with b.BoundedPipeline(None, engine=host, limits=limits, restart=policy, black_box=black_box) as lane:
+        with b.BoundedPipeline(
+            None, engine=host, limits=limits, restart=policy, black_box=black_box, admission=b.Admission(margin=None)
+        ) as lane:
             _under_load(lane, host, rng, findings)
             lane.close()
             stats = lane.stats()

@@ -103,7 +103,7 @@ def bounded(policy: str, seconds: float, seed: int) -> Figures:
             dict(SCHEDULER),
             "CPU",
             limits=LIMITS,
-            admission=b.Admission(policy=policy),
+            admission=b.Admission(policy=policy, margin=None),
             restart=b.RestartPolicy(wait=tenacity.wait_none(), stop=tenacity.stop_never),
         ) as lane:
             callers.serve(lane)

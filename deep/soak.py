@@ -60,7 +60,9 @@ class Soak:
     def run(self, seconds: float, kill_every: float) -> None:
         limits = b.Limits(running_max=8, waiting_max=256)
         scheduler = {"num_kv_blocks": 128, "max_num_batched_tokens": 256, "max_num_seqs": 8}
-        with b.BoundedPipeline(MODEL, scheduler, "CPU", limits=limits, restart=for_ever()) as lane:
+        with b.BoundedPipeline(
+            MODEL, scheduler, "CPU", limits=limits, restart=for_ever(), admission=b.Admission(margin=None)
+        ) as lane:
             began = time.monotonic()
             killed = began
             while (now := time.monotonic()) - began < seconds:
