@@ -293,14 +293,16 @@ def _boot(load: Load, first: Word, line: Line, incarnation: int) -> tuple[Engine
     if not isinstance(first, Boot):
         raise WireError("the first word must be Boot")
     _device_lock.inherit(first.spec["device_lock"])
-    notes = _compile_cache.put_aside(first.spec["properties"], first.spec["put_aside_compiled_before"])
-    if notes:
-        print(*notes, sep="\n", file=sys.stderr, flush=True)  # all that is seen of a start that crashes
+    start = _compile_cache.Start(first.spec["properties"])
+    if start.notes:
+        print(*start.notes, sep="\n", file=sys.stderr, flush=True)  # all that is seen of a start that crashes
     try:
         engine = load(first.spec)
     except BootRefusedError as error:
-        text = ". ".join([str(error), *notes])
+        start.refused(error)
+        text = ". ".join([str(error), *start.notes])
         line.send(BootFailed(incarnation, error.kind, text, error.permanent))
         line.flush_all()
         os._exit(1)
-    return engine, evolve(engine.facts, findings=(*engine.facts.findings, *notes))
+    start.over()
+    return engine, evolve(engine.facts, findings=(*engine.facts.findings, *start.notes))

@@ -23,8 +23,7 @@ from typing import Any, final
 from boundedgen import _engine
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
-from boundedgen._core._living import FROM_OUTSIDE
-from boundedgen._engine import _compile_cache, _stacks, _start
+from boundedgen._engine import _stacks, _start
 from boundedgen._engine._frames import Decoder, Frame, OtherVersionError, Outbox, WireError
 from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
@@ -74,22 +73,14 @@ class GenAIHost:
     _tokenizer: Tokenizer | None
     _last: ChildLink | None = None
     _served = False  #: an earlier incarnation was ready: a device that is missing now was there once
-    _spawned_at = 0.0  #: on the wall clock, as files have it
-    _acquitted = False  #: the compile cache was put aside, and no incarnation was ready since
 
     def spawn(self, incarnation: int) -> ChildLink:
         """Start a fresh engine. By the driver's thread only. Raises OSError if no process can be started."""
-        last = self._last
-        if last is not None and last.was_ready:
-            self._served, self._acquitted = True, False
-        doubted = last is not None and last.failed_to_start and not self._acquitted
-        before = self._spawned_at if doubted else None
-        now = time.time()
+        self._served = self._served or (self._last is not None and self._last.was_ready)
         link = start(self._module, incarnation, self._limits, () if self.lock is None else (self.lock,))
-        found = {"served": self._served, "put_aside_compiled_before": before, "device_lock": self.lock}
-        link.send(Boot({**self._spec, **found}))
+        link.send(Boot({**self._spec, "served": self._served, "device_lock": self.lock}))
         link.flush()
-        self._last, self._spawned_at, self._acquitted = link, now, self._acquitted or doubted
+        self._last = link
         return link
 
     def tokenizer(self) -> Tokenizer:
@@ -184,9 +175,6 @@ class ChildLink:
         self._mute = False  # what comes from here on is not looked at
         self._met = False
         self.was_ready = False
-        self._refusal: BootFailed | None = None
-        self._killed = False
-        self._status: int | None = None
         self._disposed = False
 
     @property
@@ -196,15 +184,6 @@ class ChildLink:
     @property
     def pid(self) -> int | None:
         return self._life.pid
-
-    @property
-    def failed_to_start(self) -> bool:
-        """It was never ready, and what it had to load may be the reason; a signal of somebody else's is another one."""
-        if self.was_ready:
-            return False
-        if self._refusal is not None:
-            return _compile_cache.may_be_blamed(self._refusal)
-        return self._killed or (self._status is not None and -self._status not in FROM_OUTSIDE)
 
     def filenos(self) -> Sequence[int]:
         """One, which is readable while there is something to `receive`. None after `Exited`."""
@@ -257,7 +236,6 @@ class ChildLink:
             reports.append(self._broken)
             self._broken = None
         if status is not None:
-            self._status = status
             reports.append(Exited(self._incarnation, status, self._life.text()))
         return reports
 
@@ -270,7 +248,6 @@ class ChildLink:
 
     def kill(self) -> None:
         if not self._disposed:
-            self._killed = self._killed or not self._life.over
             self._life.kill()
 
     def dispose(self) -> None:
@@ -312,7 +289,6 @@ class ChildLink:
         if not self._met:
             raise WireError("a report before the first word")
         self.was_ready = self.was_ready or isinstance(word, Ready)
-        self._refusal = word if isinstance(word, BootFailed) else self._refusal
         if isinstance(word, Ready | BootFailed | Progress | StepRaised):
             return [word]
         raise WireError("a command, from the engine")
