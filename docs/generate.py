@@ -386,7 +386,10 @@ def example(name: str) -> Callable[[], str]:
     return show
 
 
-EXAMPLES = ("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane")
+EXAMPLES = (
+    *("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane"),
+    "asyncio_service",
+)
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "limits": limits,

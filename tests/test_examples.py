@@ -17,6 +17,7 @@ SAYS = {
     "server_handler": "'timeout': 0} 504",
     "probes_and_metrics": "ready 200 live 200 probe ok",
     "lease_heartbeat": "its lease expired; Reclamation(steps=1",
+    "asyncio_service": "s of 30; inside ended shutdown",
     "wedged_lane": "answered, and back, within",
 }
 

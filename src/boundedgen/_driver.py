@@ -10,24 +10,23 @@ from typing import Any
 from attrs import evolve
 
 from boundedgen import _forks
-from boundedgen._aside import logger
 from boundedgen._asking import Asking
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
 from boundedgen._core._recording import Recorded
 from boundedgen._core._sequences import Submission
+from boundedgen._door import Count
 from boundedgen._errors import FinishReason as Why
 from boundedgen._errors import PipelineClosed
 from boundedgen._evidence import Evidence
 from boundedgen._flow import Flow
+from boundedgen._journal import Journal
 from boundedgen._lease import LeaseCell
 from boundedgen._leaving import Leaving
 from boundedgen._runtime import Runtime
 from boundedgen._settings import Settings
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
-
-_HOW_LOST = {ev.Cause.BOOT: "did not become ready", ev.Cause.DIED: "died"}
 
 
 class Driver:
@@ -40,6 +39,7 @@ class Driver:
         self.flows: dict[int, Flow] = {}  # not settled, or not proved gone
         self.cells: dict[str, LeaseCell] = {}
         self.link: EngineLink | None = None
+        self.refused = Count()  # renewals that came too late, or for no lease of ours
         self.leaving = Leaving()
         self.probe: Callable[[], object] = bool  # starts one, beside; the pipeline's
         self.over = False
@@ -54,6 +54,8 @@ class Driver:
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
         self.asking = Asking(restart, self._aside.run)
+        self.journal = Journal(self._aside.run, getattr(host, "model_name", ""))  # an engine of the user's own has none
+        self.log = self.journal.log
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
@@ -150,6 +152,7 @@ class Driver:
         """
         now = self._drain(silent)
         self._take_commands(now)
+        self.journal.woke(self.snapshot.expected, now)
         self._gather_evidence(now)
         self.governor.tick(now)
         while effects := self.governor.poll():
@@ -159,6 +162,7 @@ class Driver:
             self._on_link(incarnation, lambda link: link.kill())
         if self.link is not None:
             self.link.flush()
+        self.journal.look(self.governor, now)
         until = self._publish(now)
         self.leaving.begin(self)
         return until
@@ -230,7 +234,7 @@ class Driver:
             case ev.Kill():
                 self._kill(effect, now)
             case ev.Lost():
-                self._lost(effect)
+                self.journal.lost(effect)
             case ev.DecideRestart():
                 self.asking.ask(effect, now, self._restart)
             case ev.Probe():
@@ -264,6 +268,7 @@ class Driver:
             if flow.reclaimed is None:
                 flow.prove(flow.left or ev.Prove(effect.sequence, 0, 0, 0.0, "never_held"))
         flow.settle(effect, now)
+        self.journal.settled(flow.submission, effect, self.governor, now)
 
     def _prove(self, effect: ev.Prove) -> None:
         flow = self.flows.get(effect.sequence)
@@ -279,16 +284,11 @@ class Driver:
     def _spawn(self, effect: ev.Spawn, now: float) -> None:
         try:
             self.link = self._host.spawn(effect.incarnation)
+            self.journal.spawned(self.link.pid)
         except OSError as error:
             text = f"the engine process could not be started: {error}"
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)
-
-    def _lost(self, effect: ev.Lost) -> None:
-        level = logging.INFO if effect.cause.orderly else logging.ERROR
-        said = f"; its last output:\n{effect.output.rstrip()}" if effect.output.strip() else ""
-        how = "ended" if effect.cause.orderly else _HOW_LOST.get(effect.cause, f"killed ({effect.cause})")
-        self.log(level, "engine %d %s: %s%s", effect.incarnation, how, effect.detail, said)
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
         """At once, or, for a fault that a black box is kept of, a moment later."""
@@ -305,15 +305,7 @@ class Driver:
 
     def _became(self, effect: ev.Became, now: float) -> None:
         self._gauges.became(effect.state, now)
-        outage = logging.INFO if self.governor.life.orderly else logging.WARNING
-        level = {"recovering": outage, "failed": logging.ERROR}.get(effect.state, logging.INFO)
-        self.log(level, "the lane is %s%s", effect.state, f" ({effect.detail})" if effect.detail else "")
-        facts = self.governor.life.facts
-        for finding in facts.findings if facts is not None and effect.state == "ready" else ():
-            self.log(logging.WARNING, "engine %d: %s", self.governor.life.incarnation, finding)
-
-    def log(self, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
-        self._aside.run(lambda: logger.log(level, message, *args, exc_info=error))
+        self.journal.became(effect, self.governor, now)
 
     # --- what others read ----------------------------------------------------------------------------------------
 

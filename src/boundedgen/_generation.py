@@ -196,10 +196,9 @@ class Generation:
         known: dict[str, Any] = {"generation_id": self.id, "partial": partial, "detail": settled.detail}
         if kind is DeadlineExceeded:
             known["deadline"] = Deadline(settled.deadline, settled.bound)
-            what = f"reached its bound {settled.bound!r} after {partial.total_s:.2f} s"
-        else:
-            what = f"ended {reason.name}"
-        return kind(f"{about} {what}" + (f": {settled.detail}" if settled.detail else ""), **known)
+            why = f"; {settled.detail}" if settled.detail else ""
+            return kind(f"{about} reached its bound {settled.bound!r} after {partial.total_s:.2f} s{why}", **known)
+        return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
 
     def wait_reclaimed(self, timeout: float | timedelta | None = None) -> Reclamation:
         """Proof that the engine let go of it. TimeoutError if there is none within `timeout` seconds.

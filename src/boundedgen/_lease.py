@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from boundedgen._core._leases import Lease as Row
     from boundedgen._driver import Driver
     from boundedgen.abc import Clock
+
+
+def hashed(lease: str | None) -> str | None:
+    """What may be shown of a lease's id: eight digits, from which the id cannot be found."""
+    return None if lease is None else hashlib.sha256(lease.encode()).hexdigest()[:8]
 
 
 class LeaseCell:
@@ -102,6 +108,7 @@ class Lease:
             if self._cell.claim():
                 self._cell.renewed_until = self._driver.governor.clock.at(now) + self.ttl_s
                 return
+        self._driver.refused.add()
         raise LeaseExpired("this lease is over or never existed; ask for a new one and submit again")
 
     def revoke(self) -> None:

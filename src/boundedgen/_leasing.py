@@ -68,13 +68,15 @@ class Leasing:
             raise TypeError(f"lease_id must be a str, the id of a lease, not {kind_of(lease_id)}")
         return live_lease(self._driver, lease_id)
 
-    def must_find(self, lease_id: str, owner: str | None = None) -> Lease:
-        """The same, or LeaseExpired: over, unknown and of another owner look alike, since the id is a bearer token."""
+    def renew(self, lease_id: str, owner: str | None) -> Lease:
+        """Or LeaseExpired: over, unknown and of another owner look alike, since the id is a bearer token."""
         if owner is not None and not isinstance(owner, str):
             raise TypeError(f"owner must be a str or None, not {kind_of(owner)}")
         lease = self.find(lease_id)
         if lease is None or (owner is not None and plain_str(owner) != lease.owner):
+            self._driver.refused.add()
             raise LeaseExpired("this lease is over or never existed; ask for a new one")
+        lease.renew()
         return lease
 
 

@@ -21,6 +21,7 @@ from boundedgen._errors import (
     PipelineClosed,
     Saturated,
 )
+from boundedgen._lease import hashed
 from boundedgen._probing import Verdict
 from boundedgen._snapshot import Snapshot
 from boundedgen._stats import Health, HealthState, PoolStats, ProbeVerdict, ReclaimStats, SchedulerStats, SequenceRow
@@ -33,6 +34,7 @@ BOUNDS = dict.fromkeys((bound.name for bound in fields(Bounds)), 0)
 LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refused"), 0)
 FAULTS = tuple(cause.value for cause in Cause if not cause.orderly)  # an orderly end must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
+BEHIND = 1.0  #: seconds by which a driver may be late before that is STALLED
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
 
@@ -47,6 +49,11 @@ def pulse_of(driver: Driver) -> Pulse:
         return Pulse()
 
 
+def _pid(driver: Driver) -> int | None:
+    link = driver.link  # looked at once: the driver lets go of it at any instant
+    return None if link is None else link.pid
+
+
 def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
     """How late the driver is for its next wake-up, in seconds."""
     return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
@@ -56,6 +63,7 @@ def stats_of(
     driver: Driver, rejected: dict[str, int], now: float, probed: Verdict | None = None, *, sequences: bool
 ) -> SchedulerStats:
     snapshot, pulse = driver.snapshot, pulse_of(driver)
+    behind = lag(driver, snapshot, now)
     pools = _pools(snapshot)
     kv = pools[0] if pools else None
     used = None if kv is None or snapshot.usage is None else _used(snapshot, kv)
@@ -66,6 +74,7 @@ def stats_of(
         stopping=snapshot.stopping,
         leases=snapshot.leases,
         incarnation=snapshot.incarnation,
+        engine_pid=_pid(driver),
         oldest_waiting_s=_age(snapshot.waiting_since, now),
         oldest_running_s=_age(snapshot.running_since, now),
         oldest_stopping_s=_age(snapshot.stopping_since, now),
@@ -84,13 +93,14 @@ def stats_of(
         last_step_s=snapshot.last_step_s,
         last_progress_s=_age(snapshot.progress_at, now),
         snapshot_age_s=max(0.0, now - snapshot.at),
-        driver_lag_s=lag(driver, snapshot, now),
+        driver_lag_s=behind,
+        driver_lag_max_s=max(behind, driver.journal.lag_max_s),
         tokens_per_s=snapshot.tokens_per_s,
         submitted_total=counters["submitted"],
         rejected_total=REJECTIONS | rejected,
         finished_total=ENDINGS | snapshot.finished,
         deadlines_total=BOUNDS | snapshot.deadlines,
-        leases_total=LEASE_EVENTS | snapshot.lease_events,
+        leases_total=LEASE_EVENTS | snapshot.lease_events | {"refused": driver.refused.total},
         prompt_tokens_total=counters["prompt_tokens"],
         tokens_total=counters["tokens"],
         late_tokens_total=counters["late_tokens"],
@@ -164,7 +174,7 @@ def _row(governor: Governor, sequence: Sequence | None, stay: Stay | None, now: 
         id=submission.id,
         label=submission.label,
         owner=submission.owner,
-        lease=submission.lease,
+        lease=hashed(submission.lease),
         phase="stopping" if sequence is None else sequence.phase.value,
         age_s=max(0.0, now - submission.submitted_at),
         tokens=0 if sequence is None else sequence.tokens,
@@ -196,17 +206,19 @@ def health_of(driver: Driver, now: float, probed: Verdict | None, *, tokenizer_r
 
 
 def _stalled(driver: Driver, behind: float, now: float) -> str:
-    """Work, and no progress that the budgets allow for, in words; empty: all is well."""
+    """Work, and no progress that the budgets allow for, in words that do not change meanwhile; empty: all is well."""
     pulse = pulse_of(driver)
     if pulse.in_step and now - pulse.begun_at > (budget := driver.governor.watch.pace.budget(pulse)):
-        return f"step {pulse.steps_begun} runs for {now - pulse.begun_at:.1f} s, its budget is {budget:.1f} s"
-    return f"the driver is {behind:.1f} s late" if behind > 1.0 else ""
+        return f"step {pulse.steps_begun} runs for longer than its budget of {budget:.1f} s"
+    return f"the driver is more than {BEHIND:g} s late" if behind > BEHIND else ""
 
 
 def _disproved(probed: Verdict | None, snapshot: Snapshot) -> str:
     """A probe failed, and there was neither another one nor any progress since; empty: not so."""
     if probed is None or probed.result.verdict is not ProbeVerdict.FAILED or snapshot.moved_at > probed.at:
         return ""
+    if snapshot.state_since > probed.at - probed.result.seconds:
+        return ""  # it began before this engine was ready, and waited for another one
     return f"the last probe failed: {probed.result.reason}"
 
 

@@ -246,9 +246,7 @@ class BoundedPipeline:
         LeaseExpired: `lease_id` is over, unknown or not `owner`'s (all look alike). Or PipelineClosed, EngineFailed.
         """
         self._serving.refuse_unless_open()
-        lease = self._leasing.must_find(lease_id, owner)
-        lease.renew()
-        return lease
+        return self._leasing.renew(lease_id, owner)
 
     def revoke(self, lease_id: str) -> bool:
         """End the lease `lease_id`, and everything submitted under it. False: there was none."""

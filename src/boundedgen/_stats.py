@@ -57,7 +57,9 @@ class SequenceRow:
     id: int  #: `Generation.id`
     label: str  #: the caller's
     owner: str  #: the lease's, else the caller's
-    lease: str | None  #: id of its explicit lease, which is a bearer token; None: it has none
+    #: of its explicit lease, never the id, which is a bearer token: the first 8 hex digits of the id's SHA-256, as in
+    #: the black box; None: it has none
+    lease: str | None
     phase: str  #: "waiting", "running" or "stopping"
     age_s: float  #: since submit
     tokens: int  #: visible so far; 0 once it is settled
@@ -81,6 +83,7 @@ class SchedulerStats:
     stopping: int  #: stays whose release is not proved yet; they count against capacity
     leases: int  #: live ones, implicit ones included
     incarnation: int  #: number of the engine's life, from 1
+    engine_pid: int | None  #: of the engine's process, also while it boots; None while there is none
     oldest_waiting_s: float | None  #: age, since submit, of the one that waits longest; None: none waits
     oldest_running_s: float | None  #: age, since submit, of the oldest one running; None: none runs
     oldest_stopping_s: float | None  #: since the earliest stop that is not proved; None: there is none
@@ -102,12 +105,13 @@ class SchedulerStats:
     #: how late the driver is for its next wake-up; 0 when it is not. With nothing inside none is due, so that a driver
     #: that hangs then shows no lag: with `Limits.probe_idle` there always is one
     driver_lag_s: float
+    driver_lag_max_s: float  #: by how much it ever was late; more than 0.5 s is logged
     tokens_per_s: float | None  #: visible tokens, over the last full second with work; None: there was none
     submitted_total: int  #: sequences accepted
     rejected_total: Mapping[str, int]  #: by name of the error; nothing was started, so not in submitted_total
     finished_total: Mapping[str, int]  #: by value of FinishReason
     deadlines_total: Mapping[str, int]  #: those that ended DEADLINE, by bound (total, queued, first_token, next_token)
-    leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked, refused (renewed too late)
+    leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked; refused: renewals that raised LeaseExpired
     prompt_tokens_total: int  #: of sequences that were admitted
     tokens_total: int  #: visible ones
     late_tokens_total: int  #: produced after the end of their sequence; dropped
@@ -125,9 +129,11 @@ class SchedulerStats:
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended
     reclaim: ReclaimStats  #: how fast those that were stopped have left
-    last_probe: ProbeVerdict | None = None  #: of the latest probe, a caller's or an idle lane's own; None: never
+    #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one
+    #: answers: FAILED makes health STALLED only until there is progress, or another engine
+    last_probe: ProbeVerdict | None = None
     last_probe_s: float | None = None  #: seconds until it was answered or given up; None: never
-    last_probe_age_s: float | None = None  #: since then; None: never
+    last_probe_age_s: float | None = None  #: since that answer: how old `last_probe` is; None: never
     sequences: tuple[SequenceRow, ...] | None = None  #: a row a sequence, by id; None without `stats(sequences=True)`
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,9 +167,11 @@ class Health:
     retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
     driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind (`driver_lag_s`)
-    last_probe: ProbeVerdict | None = None  #: of the latest probe, a caller's or an idle lane's own; None: never
+    #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one
+    #: answers: FAILED makes health STALLED only until there is progress, or another engine
+    last_probe: ProbeVerdict | None = None
     last_probe_s: float | None = None  #: seconds until it was answered or given up; None: never
-    last_probe_age_s: float | None = None  #: since then; None: never
+    last_probe_age_s: float | None = None  #: since that answer: how old `last_probe` is; None: never
 
     @property
     def ready(self) -> bool:

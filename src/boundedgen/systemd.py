@@ -115,9 +115,8 @@ class Notifier:
 
 
 def _key(health: Health | None) -> object:
-    """What a new status is for. The reason of STALLED has a number that grows."""
-    stalled = health is not None and health.state is HealthState.STALLED
-    return None if health is None else (health.state, "" if stalled else health.reason)
+    """What a new status is for. A reason says what is so, not for how long: it stays while that stays."""
+    return None if health is None else (health.state, health.reason)
 
 
 def _status(health: Health) -> str:

@@ -24,6 +24,7 @@ from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
 from boundedgen._core._recording import INPUTS
 from boundedgen._core._sequences import Submission
+from boundedgen._lease import hashed
 
 NAME = "20260101T000000.000Z-7-1-step"
 LEASE = "0123456789abcdef"
@@ -163,7 +164,7 @@ def test_every_input_of_the_governor_becomes_a_line_without_tokens_and_without_i
     assert LEASE not in text
     assert "65501" not in text
     assert "private" not in text
-    assert text.count(_scene.hashed(LEASE) or "never") == 6
+    assert text.count(hashed(LEASE) or "never") == 6
     assert max(map(len, lines)) < 1000
 
 

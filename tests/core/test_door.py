@@ -5,7 +5,7 @@ from collections import deque
 
 from boundedgen import Limits
 from boundedgen._bell import Bell
-from boundedgen._door import Door, Place, Rejections
+from boundedgen._door import Count, Door, Place, Rejections
 
 
 def share(door: Door, owner: str) -> Place | None:
@@ -135,3 +135,18 @@ def test_a_bell_that_is_closed_is_never_written_to() -> None:
             assert found == 0
         finally:
             os.close(other)
+
+
+def test_a_count_loses_none_of_any_number_of_threads() -> None:
+    count = Count()
+
+    def adds() -> None:
+        for _ in range(20_000):
+            count.add()
+
+    threads = [threading.Thread(target=adds) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (count.total, count.total) == (80_000, 80_000)

@@ -1,5 +1,6 @@
 """STALLED, as health tells it before any watchdog has acted: a step over its budget, a driver that is late."""
 
+import pytest
 from core.hand_engine import held_up, lane, until
 
 from boundedgen import HealthState, Limits
@@ -19,13 +20,17 @@ def test_a_step_over_its_budget_is_stalled_and_named() -> None:
             engine.clock.skip(10.5)  # Limits.step is 10 s
             health = pipeline.health()
             assert (health.state, health.ready, health.live) == (HealthState.STALLED, False, True)
-            assert health.reason.startswith("step 9 runs for 10.5 s, its budget is 10.0 s")
+            assert health.reason == "step 9 runs for longer than its budget of 10.0 s"
+            engine.clock.skip(0.4)
+            assert pipeline.health().reason == health.reason, "it says what is so, not for how long"
             assert pipeline.stats().step_current_s >= 10.5
             assert pipeline.stats().step_budget_s == 10.0
         generation.cancel()
 
 
-def test_a_driver_that_does_not_come_to_its_wake_is_late_then_stalled_then_not_live() -> None:
+def test_a_driver_that_does_not_come_to_its_wake_is_late_then_stalled_then_not_live(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with lane() as (pipeline, engine):
         generation = pipeline.submit("x", max_new_tokens=8)
         engine.stay()
@@ -35,8 +40,14 @@ def test_a_driver_that_does_not_come_to_its_wake_is_late_then_stalled_then_not_l
             engine.clock.skip(5)
             health = pipeline.health()
             assert (health.state, health.live) == (HealthState.STALLED, True)
-            assert "late" in health.reason
+            assert health.reason == "the driver is more than 1 s late"
             assert 3.0 < pipeline.stats().driver_lag_s < 6.0
             engine.clock.skip(10)
             assert not pipeline.health().live
+            assert pipeline.stats().driver_lag_max_s > 10, "it is behind now"
+        until(lambda: pipeline.stats().driver_lag_s == 0)
+        assert 13 < pipeline.stats().driver_lag_max_s < 16, "it was behind"
+        until(lambda: caplog.records)
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("the driver woke 14."), "told once, when it woke"
         generation.cancel()

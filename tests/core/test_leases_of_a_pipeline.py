@@ -1,9 +1,10 @@
 """Leases and shares as users hold them: renewed by whom, limited to what. The engine is under the test's hand."""
 
 import contextlib
+import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -262,3 +263,54 @@ def test_a_pipeline_that_is_closed_or_failed_holds_no_lease() -> None:
             assert pipeline.stats().leases_total["revoked"] == 1
             with pytest.raises(b.LeaseExpired):
                 lease.renew()
+
+
+def test_every_renewal_that_is_refused_is_counted_once_whatever_it_was_refused_for() -> None:
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=10)
+        lease.renew()
+        refusals: list[Callable[[], object]] = [
+            lambda: pipeline.renew(lease.id, "somebody else"),
+            lambda: pipeline.renew("0" * 32),
+            lambda: pipeline.renew("no id"),
+        ]
+        for ask in refusals:
+            with pytest.raises(b.LeaseExpired):
+                ask()
+        assert pipeline.stats().leases_total["refused"] == 3
+        engine.clock.skip(11)
+        for ask in (lease.renew, lambda: pipeline.renew(lease.id)):
+            with pytest.raises(b.LeaseExpired):
+                ask()
+        until(lambda: pipeline.stats().leases_total["expired"] == 1)
+        with pytest.raises(b.LeaseExpired):
+            pipeline.submit("x", lease=lease.id)  # no renewal
+        totals = pipeline.stats().leases_total
+        assert (totals["renewed"], totals["refused"]) == (1, 5)
+        assert pipeline.find_lease(lease.id) is None
+
+
+def test_a_renewal_that_loses_the_race_with_the_expiry_is_one_refusal() -> None:
+    with lane() as (pipeline, _):
+        lease = pipeline.lease("me", ttl=10)
+        assert lease._cell.close(), "the driver is about to end it"
+        with pytest.raises(b.LeaseExpired):
+            lease.renew()
+        pipeline._driver.governor.leases.end(lease.id)
+        until(lambda: not pipeline._driver._commands)
+        assert pipeline.stats().leases_total["refused"] == 1
+
+
+def test_rows_show_a_hash_of_a_lease_and_never_its_id() -> None:
+    with lane() as (pipeline, engine):
+        lease = pipeline.lease("me", ttl=600)
+        held = pipeline.submit("x", max_new_tokens=8, lease=lease), pipeline.submit("x", max_new_tokens=8)
+        engine.stay(1)
+        stats = pipeline.stats(sequences=True)
+        assert stats.sequences is not None
+        digits = hashlib.sha256(lease.id.encode()).hexdigest()[:8]
+        assert [row.lease for row in stats.sequences] == [digits, None]
+        assert lease.id not in repr(stats) + str(stats.to_dict())
+        assert pipeline.find_lease(lease.id) is lease
+        for generation in held:
+            generation.cancel()

@@ -12,6 +12,7 @@ from boundedgen._core._events import Cause, Finish, Release
 from boundedgen.testing import SimModel, Simulation
 
 OLD = evolve(LIMITS, engine_age=100.0, recycle_drain=5.0)
+TOO_OLD = "recycling: older than 100 s (Limits.engine_age)"
 LARGE = evolve(LIMITS, engine_rss_bytes=1_000, recycle_drain=5.0)
 
 
@@ -33,7 +34,7 @@ def test_an_idle_engine_is_replaced_when_it_is_too_old_and_not_before() -> None:
     assert not recycled(g)
     assert [type(e) for e in g.tick(0.1)] == [ev.Lost, ev.Became, ev.Kill]
     assert g.kills() == [Cause.RECYCLE]
-    assert g.governor.reason() == "recycling: age 100 s"
+    assert g.governor.reason() == TOO_OLD
 
 
 def test_without_a_limit_no_engine_is_ever_too_old_or_too_large() -> None:
@@ -64,7 +65,7 @@ def test_while_it_is_to_become_empty_nobody_is_admitted_but_a_probe() -> None:
     g.tick(10.0)
     waits, probe = g.submit(), g.submit(probe=True, new=1)
     assert (waits in g.admitted(), probe in g.admitted()) == (False, True)
-    assert (g.state(), g.governor.reason()) == ("ready", "recycling: age 100 s")
+    assert (g.state(), g.governor.reason()) == ("ready", TOO_OLD)
     leaves(g, stay)
     leaves(g, g.stay_of(probe))
     g.die()
@@ -130,7 +131,7 @@ def test_an_engine_is_replaced_when_it_is_too_large_and_not_within_ten_boots() -
     assert not recycled(g), "one that is too large from the start would do nothing but boot"
     g.tick(0.1)
     assert recycled(g)
-    assert g.governor.reason() == "recycling: size 0 MB"
+    assert g.governor.reason() == "recycling: larger than 0 MB (Limits.engine_rss_bytes)"
 
 
 def test_an_engine_that_has_become_smaller_again_stays() -> None:
@@ -253,7 +254,8 @@ def test_health_and_stats_tell_of_a_recycling(caplog: pytest.LogCaptureFixture) 
         pipeline = simulation.pipeline
         simulation.advance(60.01)
         health = pipeline.health()
-        assert (health.state, health.reason) == (HealthState.RECOVERING, "recycling: age 60 s")
+        reason = "recycling: older than 60 s (Limits.engine_age)"
+        assert (health.state, health.reason) == (HealthState.RECOVERING, reason)
         assert health.live
         assert served(pipeline) is FinishReason.LENGTH
         stats = pipeline.stats()
@@ -272,7 +274,7 @@ def test_the_size_of_the_engine_is_shown_and_may_be_limited() -> None:
         simulation.engine.rss_bytes = 901_000_000
         assert served(pipeline) is FinishReason.LENGTH
         simulation.advance(0.01)
-        assert pipeline.health().reason == "recycling: size 901 MB"
+        assert pipeline.health().reason == "recycling: larger than 900 MB (Limits.engine_rss_bytes)"
         assert pipeline.stats().engine_rss_bytes is None
         simulation.advance(2)
         assert (pipeline.stats().engine_rss_bytes, pipeline.stats().recycled_total) == (500_000_000, 1)

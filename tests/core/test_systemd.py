@@ -173,10 +173,28 @@ def test_stalled_is_told_once_though_nothing_wakes_us(heard: Listener, monkeypat
         with held_up(engine):
             heard.hears("READY=1", "STATUS=ready")
             engine.clock.skip(5)
-            until(lambda: any(line.startswith("STATUS=stalled: the driver is") for line in heard.lines()), 5)
-            engine.clock.skip(2)  # the reason tells how late it is
+            told = ["READY=1", "STATUS=ready", "STATUS=stalled: the driver is more than 1 s late"]
+            heard.hears(*told)
+            engine.clock.skip(2)
             time.sleep(0.2)
-            assert len(heard.news()) == 3
+            heard.hears(*told)
+        generation.cancel()
+
+
+def test_a_recycling_that_is_due_is_told_once_however_long_it_is_put_off(
+    heard: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd, "LOOK", 0.02)
+    with lane(limits=b.Limits(engine_age=100, recycle_drain=0)) as (pipeline, engine), systemd.Notifier(pipeline):
+        generation = pipeline.submit("x", max_new_tokens=8, bounds=b.Bounds(total=500))
+        engine.stay()
+        heard.hears("READY=1", "STATUS=ready")
+        due = "STATUS=ready: recycling: older than 100 s (Limits.engine_age)"
+        for seconds in (101, 5):
+            engine.clock.skip(seconds)
+            heard.hears("READY=1", "STATUS=ready", due)
+            time.sleep(0.1)
+        heard.hears("READY=1", "STATUS=ready", due)
         generation.cancel()
 
 

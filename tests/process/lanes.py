@@ -33,10 +33,11 @@ def simulated_host(
     limits: Limits | None = None,
     scheduler: Mapping[str, Any] | None = None,
     properties: Mapping[str, Any] | None = None,
+    models_path: str | None = None,
 ) -> GenAIHost:
     """A real process with a simulated engine: no model, ready as soon as Python is."""
     return GenAIHost(
-        None,
+        models_path,
         {"num_kv_blocks": 4096, "max_num_seqs": 16, **(scheduler or {})},
         "CPU",
         properties or {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import signal
 import threading
@@ -62,6 +63,23 @@ def answers_at_once(lane: BoundedPipeline) -> HealthState:
         assert stats.submitted_total == sum(stats.finished_total.values()) + stats.waiting + stats.running
     assert percentile(took, 0.5) < AT_ONCE_S
     return health.state
+
+
+def test_stats_and_the_log_name_the_process_of_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "boundedgen")
+    host = simulated_host(models_path=str(MODELS / "plain"))
+    with BoundedPipeline(None, engine=host, restart=AT_ONCE) as lane:
+        first = lane.stats().engine_pid
+        assert first == engine_pid(lane) != os.getpid()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: lane.stats().restarts_total == 1)
+        second = lane.stats().engine_pid
+        assert second == engine_pid(lane) != first
+    assert lane.stats().engine_pid is None
+    assert f"the lane is ready (engine 1, pid {first}, CPU, plain)" in caplog.text
+    assert f"engine 1 (pid {first}) died: the process was killed by signal 9" in caplog.text
+    assert f"the lane is ready (engine 2, pid {second}, CPU, plain; after " in caplog.text
+    assert f"engine 2 (pid {second}) ended: closed" in caplog.text
 
 
 def test_they_answer_while_the_engine_starts_and_submitting_is_refused() -> None:

@@ -5,7 +5,6 @@ No prompt, no output and no id of a lease goes into it: token ids become their n
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ from boundedgen._core._recording import Input
 from boundedgen._core._sequences import Sequence, Submission
 from boundedgen._core._stays import Stay
 from boundedgen._flow import Flow
+from boundedgen._lease import hashed
 from boundedgen._stats import SchedulerStats
 
 if TYPE_CHECKING:
@@ -158,11 +158,6 @@ def _asked(sequence: Sequence) -> Plain:
 
 
 # --- in words, by the black box's own thread -------------------------------------------------------------------------
-
-
-def hashed(lease: str | None) -> str | None:
-    """Enough to tell leases apart; nobody can renew with it."""
-    return None if lease is None else hashlib.sha256(lease.encode()).hexdigest()[:8]
 
 
 def incident(scene: Scene, death: Death, limits: Limits, configuration: Mapping[str, Any], most: int) -> Plain:

@@ -110,6 +110,10 @@ class ReadyClock:
         since, until, before = self._last
         return instant - self._stood if instant >= until else min(instant, since) - before
 
+    def stood(self, now: float) -> float:
+        """Seconds for which it has stood still so far."""
+        return now - self.at(now)
+
     def instant(self, reading: float) -> float | None:
         """The first instant at which this clock shows `reading` or more; None while it stands still."""
         if not self.running:

@@ -52,7 +52,7 @@ class Governor(Reporting):
 
     def submit(self, submission: Submission, now: float) -> None:
         """Accept a sequence: from here on it is settled exactly once."""
-        sequence = Sequence(submission, self.clock.at(now))
+        sequence = Sequence(submission, self.clock.at(now), self.clock.stood(now))
         self.sequences[sequence.id] = sequence
         if submission.probe:
             self.probes += 1
@@ -104,7 +104,7 @@ class Governor(Reporting):
     def renew(self, lease: str, at: float, now: float) -> bool:
         """The owner was there at `at`, which can be later than the wake that hears of it. False: it is over."""
         held = self.leases.renew(lease, self.clock.at(at))
-        self.tally.leases["renewed" if held else "refused"] += 1
+        self.tally.leases["renewed"] += held
         return held
 
     def revoke(self, lease: str, now: float) -> None:

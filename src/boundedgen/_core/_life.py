@@ -124,13 +124,13 @@ class Life:
         return min(found, default=None)
 
     def worn(self, now: float) -> str:
-        """Why it is to be recycled now, in words; empty: it is not."""
+        """Why it is to be recycled now, in words that stay the same as long as it is; empty: it is not."""
         at, limits = self.worn_at(), self.limits
         if at is None or self.ready_at is None or now < at:
             return ""
         if limits.engine_age is not None and now >= self.ready_at + limits.engine_age:
-            return f"recycling: age {now - self.ready_at:.0f} s"
-        return f"recycling: size {(self.rss_bytes or 0) / 1e6:.0f} MB"
+            return f"recycling: older than {limits.engine_age:g} s (Limits.engine_age)"
+        return f"recycling: larger than {(limits.engine_rss_bytes or 0) / 1e6:.0f} MB (Limits.engine_rss_bytes)"
 
     def reap_overdue_at(self) -> float | None:
         return (

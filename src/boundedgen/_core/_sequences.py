@@ -41,6 +41,7 @@ class Submission:
 class Sequence:
     submission: Submission
     reading: float  #: of the ready clock, at submission or at the last visible token
+    stood: float = 0.0  #: seconds for which that clock had stood still at submission
     bounds: Bounds = field(init=False)  #: tightened ones; `first_token` and `next_token` count from `reading`
     phase: SequencePhase = SequencePhase.WAITING
     stay: int | None = None  #: its stay that is not GONE; a SETTLED sequence can have one that is STOPPING

@@ -13,6 +13,8 @@ from boundedgen._core._phases import SequencePhase, move
 from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._errors import FinishReason as Why
 
+OUTAGE = 0.05  #: seconds without an engine that are worth a word
+
 
 class Settling(Books):
     def _join_lease(self, sequence: Sequence, now: float) -> bool:
@@ -139,4 +141,15 @@ class Settling(Books):
         if ready is not None:  # while it is not due it is later than now, and so not the earliest
             found.append(evolve(ready, at=now - (self.clock.at(now) - ready.at)))
         deadline = min(found, key=lambda d: d.at)
-        self._settle(sequence, Why.DEADLINE, now, bound=deadline.bound, at=deadline.at)
+        self._settle(sequence, Why.DEADLINE, now, self._meanwhile(sequence, now), bound=deadline.bound, at=deadline.at)
+
+    def _meanwhile(self, sequence: Sequence, now: float) -> str:
+        """What the engine has to do with a deadline that was reached, in words; empty: it was there all the time."""
+        said = ["it had not entered the engine"] if sequence.admitted_at is None else []
+        life, stood = self.life, self.clock.stood(now) - sequence.stood
+        if not life.up:
+            doing, why = "started" if life.facts is None else "replaced", life.why()
+            said.append(f"the engine was being {doing}" + (f": {why}" if why else ""))
+        elif stood >= OUTAGE:
+            said.append(f"for {stood:.1f} s of that the engine was being replaced")
+        return "; ".join(said)

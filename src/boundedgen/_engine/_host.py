@@ -57,6 +57,7 @@ class GenAIHost:
         scheduler = dict(scheduler)
         insist = bool(scheduler.pop("unsafe_prefix_caching", False)) or insist_prefix_caching
         self._models_path, self._limits, self._module = models_path, limits, module
+        self.model_name = Path(models_path or "").name  #: for the log
         self._make_tokenizer, self._tokenizer = tokenizer, None
         versions()  # which reads files, here and not in the driver's thread
         self._spec: dict[str, Any] = {
