@@ -1,5 +1,6 @@
 """One thread for what the driver must not run itself: users' strategies, logging handlers, checks that block."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -28,12 +29,16 @@ class Aside:
 
     def _started(self) -> bool:
         if self._thread is None:
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            mine = queue.SimpleQueue[Callable[[], object] | None]()
+            thread = threading.Thread(target=_work, args=(mine,), name=self._name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:
-                return False
-            self._thread = thread
+            except BaseException as error:
+                mine.put(None)  # interrupted, it may have begun all the same
+                if isinstance(error, RuntimeError):
+                    return False
+                raise
+            self._thread, self._queue = thread, mine
         return True
 
     def close(self) -> None:
@@ -45,10 +50,17 @@ class Aside:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                work()
-            except Exception:
-                logger.exception("work beside the driver failed")
-            del work  # or it, and all that it holds, would live until the next one comes
+
+def _work(todo: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (work := todo.get()) is not None:
+        unharmed(work)
+        del work  # or it, and all that it holds, would live until the next one comes
+
+
+def unharmed(work: Callable[[], object]) -> None:
+    """Foreign code may raise anything: SystemExit, or what it made of an interrupt; handlers of logging as well."""
+    try:
+        work()
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            logger.exception("work beside the driver failed")

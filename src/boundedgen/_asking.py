@@ -1,9 +1,9 @@
-"""The user's restart strategies are foreign code: they are asked aside, and the default ones answer if they do not."""
+"""The user's restart strategies are foreign code: each question gets a thread of its own, and the default ones
+answer if they do not."""
 
 from collections.abc import Callable
-from typing import Any
 
-from boundedgen._aside import logger
+from boundedgen._aside import Aside, logger
 from boundedgen._core._events import DecideRestart
 from boundedgen._restart import RestartPolicy
 
@@ -14,13 +14,13 @@ Answer = Callable[[float | None], None]  #: seconds until the next start; None: 
 
 
 class Asking:
-    """Used by the driver's thread, but for the answers, which may come from another. `run` has work done elsewhere.
+    """Used by the driver's thread, but for the answers, which may come from another. `aside` makes the threads.
 
     It keeps no `answer`, which knows the driver: a cycle would keep a closed lane until the collector comes by.
     """
 
-    def __init__(self, restart: RestartPolicy, run: Callable[[Callable[[], None]], Any]) -> None:
-        self._restart, self._run = restart, run
+    def __init__(self, restart: RestartPolicy, aside: Callable[[str], Aside]) -> None:
+        self._restart, self._aside = restart, aside
         self.asked: DecideRestart | None = None  # without an answer yet
         self.due: float | None = None  # the instant at which the default ones decide
 
@@ -29,16 +29,20 @@ class Asking:
         since = now - question.since
 
         def decide() -> None:
+            raised: BaseException | None = None
             try:
                 delay = self._restart.delay(question.failures, since)
-            except Exception:
-                logger.exception("RestartPolicy's strategy raised; the default one decides")
-                delay = RestartPolicy().delay(question.failures, since)
+            except BaseException as error:  # also SystemExit: this thread is nobody's but ours
+                delay, raised = RestartPolicy().delay(question.failures, since), error
             if self.asked is question:  # an answer that comes too late is none to a later question
                 self.due = self.asked = None
                 answer(delay)
+            if raised is not None:
+                logger.error("RestartPolicy's strategy raised; the default one decides", exc_info=raised)
 
-        self._run(decide)
+        alone = self._aside("boundedgen-restart")  # it may never come back, and then holds up nothing else
+        alone.run(decide)
+        alone.close()
 
     def tick(self, failures: int, now: float, answer: Answer) -> None:
         """Decide, if nobody has by now."""

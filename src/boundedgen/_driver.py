@@ -28,6 +28,8 @@ from boundedgen._settings import Settings
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
 
+LOGGING = 1.0  #: seconds that closing waits for logging handlers
+
 
 class Driver:
     """`turn()` is one wake without waiting; the runtime calls it. `over` is set when it has ended for good."""
@@ -45,7 +47,9 @@ class Driver:
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
-        self.at_the_end: list[Callable[[], object]] = []  # done aside, when the last engine is gone
+        self.at_the_end: list[
+            Callable[[], object]
+        ] = []  # done when the last engine is gone; aside may be stuck by then
         self._host = host
         self._limits = limits
         self._clock = runtime
@@ -53,9 +57,10 @@ class Driver:
         self._aside = runtime.aside("boundedgen-aside")
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
-        self.asking = Asking(restart, self._aside.run)
         self.journal = Journal(self._aside.run, getattr(host, "model_name", ""))  # an engine of the user's own has none
         self.log = self.journal.log
+        self.beside = self._aside.run  #: for what may block: logging, for one. What it knows must not be this driver
+        self.asking = Asking(restart, runtime.aside)
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself
@@ -70,6 +75,12 @@ class Driver:
         """From now on it is turned; its first turn starts the engine."""
         self.post("start")
         self._turning.start()
+
+    def abandon(self, timeout: float) -> None:
+        """Nobody will ever hold it: an exception left the constructor, maybe an interrupt inside `start`."""
+        self.post("close", 0)
+        if not self._turning.abandon():
+            self.join(timeout)
 
     def post(self, command: str, *args: Any) -> None:
         """Have the governor's method `command` called with `args` and the time of the next wake."""
@@ -113,7 +124,7 @@ class Driver:
         """Wait until it has ended."""
         until = time.monotonic() + timeout
         if self._turning.join(timeout):
-            self._aside.join(max(0.0, until - time.monotonic()))
+            self._aside.join(min(LOGGING, max(0.0, until - time.monotonic())))
             self.leaving.join(max(0.0, until - time.monotonic()))
 
     async def ended(self, timeout: float) -> bool:
@@ -335,8 +346,8 @@ class Driver:
             self._lose_the_engine,
             self._answer_everybody,
             lambda: self.leaving.begin(self),
-            lambda: list(map(self._aside.run, self.at_the_end)),
             self._aside.close,
+            *self.at_the_end,
             self._turning.close,
         ):
             try:

@@ -16,9 +16,11 @@ class Loading:
         self._tokenizer: Tokenizer | None = None
 
     def start(self) -> None:
-        if not self._aside.run(self._load):
-            self._driver.post("give_up", "", "no thread could be started to load the tokenizer")
-        self._aside.close()
+        try:
+            if not self._aside.run(self._load):
+                self._driver.post("give_up", "", "no thread could be started to load the tokenizer")
+        finally:
+            self._aside.close()
 
     def done(self) -> bool:
         return self._tokenizer is not None
@@ -32,6 +34,6 @@ class Loading:
             self._tokenizer = self._host.tokenizer()
         except BoundedGenError as error:
             self._driver.post("give_up", "model", str(error))
-        except Exception as error:
+        except BaseException as error:  # whatever it is, nobody else hears of it
             self._driver.post("give_up", "model", f"the tokenizer could not be loaded: {error!r}")
         self._driver.wakers.wake()

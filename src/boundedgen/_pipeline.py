@@ -82,19 +82,21 @@ class BoundedPipeline:
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
         asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
         box = box_of(black_box, limits, asked)
-        lock = lock_of(device_lock)
         self._runtime = runtime = runtime_of(clock)
-        self._driver = driver = Driver(parts.host, settings, runtime)
-        self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-        admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults())
-        self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
-        self._leasing = Leasing(driver, limits, runtime)
-        self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
-        driver.probe = self._probing.due
-        install(box, driver, self._serving.rejections.by_error)
-        entrust(lock, parts.host, driver)
-        driver.start()
-        loading.start()
+        with contextlib.ExitStack() as undo:
+            self._driver = driver = Driver(parts.host, settings, runtime)
+            undo.callback(driver.abandon, limits.reap + CLOSING_SLACK)
+            self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
+            admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults())
+            self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
+            self._leasing = Leasing(driver, limits, runtime)
+            self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
+            driver.probe = self._probing.due
+            install(box, driver, self._serving.rejections.by_error)
+            entrust(lock_of(device_lock), parts.host, driver)
+            driver.start()
+            loading.start()
+            undo.pop_all()
 
     # --- submitting ----------------------------------------------------------------------------------------------
 
@@ -302,8 +304,7 @@ class BoundedPipeline:
 
     def _decided(self) -> bool:
         state = self._driver.snapshot.state
-        served = state == "ready" and self._loading.done()
-        return served or self._driver.over or state in ("failed", "closed")
+        return (state == "ready" and self._loading.done()) or self._driver.over or state in ("failed", "closed")
 
     def _raise_unless_ready(self, within: float | None) -> None:
         health = self.health()
@@ -383,7 +384,7 @@ class BoundedPipeline:
 
     def __del__(self) -> None:
         driver: Driver | None = getattr(self, "_driver", None)
-        if driver is None or driver.over or not driver.alive():
+        if driver is None or driver.over:
             return
         warnings.warn(f"unclosed {self!r}; use 'with', or call close()", ResourceWarning, stacklevel=1, source=self)
         with contextlib.suppress(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar, final, runtime_checkable
 
@@ -37,7 +38,11 @@ class Turned(Protocol):
 class Turning(Protocol):
     """Turns one driver from `start` until it is over, whenever it is due, rung, or its engine has something to say."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """What it raises, an interrupt for one, does not tell whether it is turned: `abandon` does."""
+
+    def abandon(self) -> bool:
+        """By whoever called `start`, or has not. True: it was never turned, never will be, and has ended."""
 
     def alive(self) -> bool: ...
 
@@ -108,25 +113,38 @@ class DriverThread:
         self.forget = self._waiting.forget
         self.close = self._waiting.close
         self._ended = Wakers()
+        self._mine = threading.Lock()  # for good of the thread that turns it, or of the one that ends it before
         self._over = False
 
     def start(self) -> None:
         self._thread.start()
 
+    def abandon(self) -> bool:
+        if not self._mine.acquire(blocking=False):
+            return False
+        self._end(self._driver)
+        return True
+
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() or (self._mine.locked() and not self._over)
 
     def join(self, timeout: float) -> bool:
+        """`Thread.join` knows nothing of a thread whose `start` was interrupted."""
         if self._thread is threading.current_thread():
             return False
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        until = time.monotonic() + timeout
+        self._ended.wait(lambda: self._over, timeout)
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, until - time.monotonic()))
+        return not self.alive()
 
     async def ended(self, timeout: float) -> bool:
         """Takes no thread of the loop's executor for as long as it waits."""
         return await self._ended.until(lambda: self._over, timeout) and await asyncio.to_thread(self.join, timeout)
 
     def _run(self) -> None:
+        if not self._mine.acquire(blocking=False):
+            return
         driver, silent = self._driver, False
         try:
             while not driver.over:
@@ -135,10 +153,13 @@ class DriverThread:
         except BaseException as error:
             driver.fail(error)
         finally:
-            driver.end()
-            self._over = True
-            self._ended.wake()
-            del self._driver  # which knows this thread: neither is to wait for the collector of cycles
+            self._end(driver)
+
+    def _end(self, driver: Turned) -> None:
+        driver.end()
+        self._over = True
+        self._ended.wake()
+        del self._driver  # which knows this thread: neither is to wait for the collector of cycles
 
     def _sleep(self, until: float | None) -> bool:
         """True: it is known that the engine said nothing."""

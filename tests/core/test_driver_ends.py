@@ -1,10 +1,14 @@
 """When the driver itself breaks, or is driven wrongly: everybody is answered, and nothing is left behind."""
 
 import gc
+import logging
 import math
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ import tenacity
 from core.hand_engine import A, HandEngine, lane, until
 
 import boundedgen as b
+from boundedgen._blackbox._box import AT_ONCE_MOST
 from boundedgen._core import _events as ev
+from boundedgen._driver import LOGGING
 
 
 def break_the_governor(pipeline: b.BoundedPipeline, *also: str) -> None:
@@ -150,13 +156,16 @@ def test_closed_from_many_threads_at_once_it_leaves_no_thread_and_no_descriptor(
         pipeline.submit("x")
 
 
+def threads_of(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
 def test_an_answer_of_the_restart_policy_that_comes_too_late_is_none_to_the_next_question() -> None:
-    gate, asked = threading.Event(), threading.Semaphore(0)
+    gates, asked = {1: threading.Event(), 2: threading.Event()}, threading.Semaphore(0)
 
     def wait(state: tenacity.RetryCallState) -> float:
         asked.release()
-        if state.attempt_number == 1:
-            gate.wait(20)
+        gates[state.attempt_number].wait(20)
         return 0.0
 
     def stop(state: tenacity.RetryCallState) -> bool:
@@ -170,9 +179,99 @@ def test_an_answer_of_the_restart_policy_that_comes_too_late_is_none_to_the_next
         engine.clock.skip(30)
         until(lambda: len(engine.links) == 2)
         pipeline.wait_ready(20)
-        pipeline._driver.asking.due = None
         engine.link.tell(ev.Exited(2, -11, ""))
-        until(lambda: pipeline._driver.asking.asked is not None)
-        gate.set()
+        assert asked.acquire(timeout=20)
+        gates[1].set()
+        until(lambda: threads_of("boundedgen-restart") == 1)
+        assert pipeline._driver.asking.asked is not None
+        gates[2].set()
         until(lambda: len(engine.links) == 3)
         assert pipeline.health().state is not b.HealthState.FAILED
+
+
+def never_returns(state: tenacity.RetryCallState) -> float:
+    threading.Event().wait(40)
+    return 0.0
+
+
+def exits(state: tenacity.RetryCallState) -> float:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("wait", [never_returns, exits])
+def test_whatever_a_restart_strategy_does_the_log_goes_on_and_closing_is_soon_over_and_frees_the_device(
+    wait: Callable[[tenacity.RetryCallState], float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "boundedgen")
+    lock = tmp_path / "gpu0.lock"
+    with lane(restart=b.RestartPolicy(wait=wait), device_lock=lock) as (pipeline, engine):
+        engine.die()
+        until(lambda: pipeline._driver.snapshot.state == "recovering")
+        until(lambda: pipeline._driver.asking.due is None or wait is never_returns)
+        engine.clock.skip(3)  # the default decides
+        until(lambda: pipeline._driver.governor.life.respawn_at is not None or len(engine.links) == 2)
+        engine.clock.skip(30)
+        until(lambda: len(engine.links) == 2)
+        pipeline.wait_ready(20)
+        began = time.monotonic()
+        pipeline.close()
+        assert time.monotonic() - began < 0.9
+        assert "the lane is closed" in caplog.text
+        assert ("strategy raised" in caplog.text) is (wait is exits)
+    with lane(device_lock=lock):
+        pass
+
+
+class Handler(logging.Handler):
+    """A server's own, which raises or blocks."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.emit = lambda record: act()  # type: ignore[method-assign, assignment]
+
+
+def raises() -> None:
+    raise SystemExit("a logging handler")
+
+
+@pytest.mark.parametrize("act", [raises, lambda: threading.Event().wait(15)], ids=["raises", "blocks"])
+def test_a_logging_handler_that_raises_or_blocks_holds_up_no_restart_and_no_close(
+    act: Callable[[], object], tmp_path: Path
+) -> None:
+    logger, lock = logging.getLogger("boundedgen"), tmp_path / "gpu0.lock"
+    logger.addHandler(handler := Handler(act))
+    try:
+        with lane(restart=b.RestartPolicy(wait=tenacity.wait_none()), device_lock=lock) as (pipeline, engine):
+            engine.die()
+            until(lambda: len(engine.links) == 2)
+            pipeline.wait_ready(20)
+            assert pipeline.stats().restarts_total == 1
+            began = time.monotonic()
+            pipeline.close()
+            assert time.monotonic() - began < LOGGING + 0.9
+        logger.removeHandler(handler)
+        with lane(device_lock=lock):
+            pass
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_what_the_black_box_cannot_keep_is_told_by_another_thread_than_the_driver_s(tmp_path: Path) -> None:
+    """The driver would stand still for as long as a logging handler does."""
+    told: list[str] = []
+    logger = logging.getLogger("boundedgen")
+    logger.addHandler(handler := Handler(lambda: told.append(threading.current_thread().name)))
+    try:
+        with lane(black_box=tmp_path, restart=b.RestartPolicy(wait=tenacity.wait_none())) as (pipeline, engine):
+            box = pipeline._driver.leaving.black_box
+            assert box is not None
+            box.about.witness = ("sleep", "1")
+            for n in range(AT_ONCE_MOST + 2):
+                engine.die()
+                until(lambda: len(engine.links) == n + 2)  # noqa: B023
+                pipeline.wait_ready(20)
+            assert box.about.complained
+    finally:
+        logger.removeHandler(handler)
+    assert told
+    assert "boundedgen-driver" not in told

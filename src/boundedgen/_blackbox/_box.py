@@ -148,6 +148,7 @@ class About:
     limits: Limits
     configuration: Mapping[str, Any]
     ring: Callable[[], object] = bool  #: wakes the driver
+    beside: Callable[[Callable[[], object]], object] = bool  #: has it done by another thread than the driver's
     witness: Sequence[str] = (sys.executable, "-I", "-S", _witness.__file__)
     complained: bool = False  #: that it could not be written; once, until it can be again
     first_of_row: str = ""  #: the incident that the present row of failures began with
@@ -199,7 +200,8 @@ class Folder:
     def give_up(self) -> None:
         """It will not be written."""
         self._let_go()
-        self._failed("too many are being written, or no thread can be started")
+        why = "too many are being written, or no thread can be started"
+        self._about.beside(lambda: self._failed(why))  # this is the driver's thread
 
     def _failed(self, why: str) -> None:
         """The next one begins the row, if this one was to."""
@@ -333,6 +335,7 @@ def box_of(black_box: object, limits: Limits, configuration: Mapping[str, Any]) 
 def install(box: BlackBox | None, driver: Driver, rejected: Callable[[], dict[str, int]]) -> None:
     """Before the driver is started. The box knows nothing of the driver but how to wake it."""
     if box is not None:
+        box.about.beside = driver.beside
         box.rejected, box.about.ring, driver.leaving.black_box = rejected, driver.ring, box
 
 

@@ -226,6 +226,13 @@ class SimTurning:
     def start(self) -> None:
         self._started = True
 
+    def abandon(self) -> bool:
+        if self._started:
+            return False
+        self.over = True
+        self._driver.end()
+        return True
+
     def alive(self) -> bool:
         return self._started and not self.over
 
