@@ -102,8 +102,8 @@ def test_the_constructor_begins_like_the_engine_s_own() -> None:
 def test_submit_takes_what_the_design_lists() -> None:
     parameters = inspect.signature(b.BoundedPipeline.submit).parameters
     assert list(parameters)[1:] == [
-        "prompt", "generation_config", "bounds", "lease", "owner", "priority", "label", "tools", "template_context",
-        "config",
+        "prompt", "generation_config", "bounds", "lease", "owner", "priority", "label", "supersede", "tools",
+        "template_context", "config",
     ]  # fmt: skip
     assert parameters["config"].kind is inspect.Parameter.VAR_KEYWORD
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from attrs import evolve
 
@@ -66,6 +67,8 @@ class Admitting:
         self._prospects = Prospects(driver, settings.admission, runtime.now, runtime.chance)
         self._resume = settings.restart.resume == "continue"
         self._ids = itertools.count(1)
+        #: The newest of each owner and label, for as long as somebody holds it
+        self._named: WeakValueDictionary[tuple[str, str], Flow] = WeakValueDictionary()
 
     def admit(self, call: Call) -> Flow:
         """A flow that waits for the driver, with its places at the door. Raises a `Rejected`, or LeaseExpired."""
@@ -73,14 +76,19 @@ class Admitting:
         call = call.plain(self._limits)
         lease = None if call.lease is None else self._live_lease(call.lease, call.owner)
         owner = call.owner if lease is None else lease.owner
-        with self._places(owner, lease, call.priority) as (place, shares):
-            self._look_ahead(call, owner, submitted_at)
+        first = self._superseded(owner, call)
+        with self._places(owner, lease, call.priority, first) as (place, shares):
+            self._look_ahead(call, owner, submitted_at, first)
             prompt = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
             self._check_fit(submission, call)
             flow = self._flow(submission, self._ids_of(prompt), fields)
             flow.place, flow.shares = place, shares
+            if first is not None:
+                self._inherit(flow, self._superseded(owner, call))
+            if call.label:
+                self._named[owner, call.label] = flow
             ttl = self._lease_ttl if lease is None else lease.ttl_s
             flow.patience = float("inf") if ttl is None else ttl
             return flow
@@ -124,19 +132,24 @@ class Admitting:
         return lease
 
     @contextmanager
-    def _places(self, owner: str, lease: Lease | None, priority: int) -> Iterator[tuple[Place, list[Place]]]:
-        """A place in the queue, a share of the owner's and one of the lease's; given back if anything raises."""
+    def _places(
+        self, owner: str, lease: Lease | None, priority: int, first: Flow | None
+    ) -> Iterator[tuple[Place, list[Place]]]:
+        """A place in the queue, a share of the owner's and one of the lease's; given back if anything raises.
+
+        What is not left is that of the one that it supersedes.
+        """
         limits = self._limits
         place, of_owner = self._door.queue(), self._door.share(owner)
         of_lease = None if lease is None or lease._places is None else Place(lease._places)
         shares = [share for share in (of_owner, of_lease) if share is not None]
         try:
-            if not place.take():
+            if not place.take() and first is None:
                 raise self._prospects.queue_full(f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
-            if of_owner is not None and not of_owner.take():
+            if of_owner is not None and not of_owner.take() and first is None:
                 text = f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)"
                 raise self._prospects.share_full(text, owner, priority)
-            if of_lease is not None and not of_lease.take():
+            if of_lease is not None and not of_lease.take() and first is None:
                 text = "the lease has all the sequences that it may have (max_sequences)"
                 raise self._prospects.share_full(text, owner, priority)
             yield place, shares
@@ -145,13 +158,31 @@ class Admitting:
                 taken.back()
             raise
 
+    def _superseded(self, owner: str, call: Call) -> Flow | None:
+        """What it supersedes, as far as is known at the door; the core decides."""
+        first = self._named.get((owner, call.label)) if call.supersede else None
+        return None if first is None or first.done else first
+
+    def _inherit(self, flow: Flow, first: Flow | None) -> None:
+        """At the last moment: from here on it is sent, and that one ends."""
+        if first is not None:
+            flow.inherit(first)
+            if flow.place is not None and not flow.place.taken and first.admitted_at is not None:
+                flow.place = self._door.spare()
+        for place in (flow.place, *flow.shares):
+            if place is not None and not place.taken and not place.take():
+                raise self._prospects.queue_full("there is no place, and none of one that it would supersede")
+
     # --- what needs no tokenizer ---------------------------------------------------------------------------------
 
-    def _look_ahead(self, call: Call, owner: str, at: float) -> None:
-        """Refuse what is known before the prompt is encoded: a wrong configuration, or too much time to wait."""
+    def _look_ahead(self, call: Call, owner: str, at: float, first: Flow | None) -> None:
+        """Refuse what is known before the prompt is encoded: a wrong configuration, or too much time to wait.
+
+        One that has the place of another does not begin to wait now.
+        """
         tokens, prospects = self._fields(call, 0)["max_new_tokens"], self._prospects
         bounds = self._bounds_of(call)
-        ahead = prospects.ahead_of(owner, call.priority, bounds, at)
+        ahead = 0 if first is not None else prospects.ahead_of(owner, call.priority, bounds, at)
         refusal = prospects.hopeless(ahead, bounds, tokens)
         if refusal is not None and self._fields(call, 1)["max_new_tokens"] != tokens:
             refusal = prospects.hopeless(ahead, bounds, 1)  # max_length: how much that is depends on the prompt
@@ -263,6 +294,7 @@ class Admitting:
             submitted_at=submitted_at,
             owner=owner,
             label=call.label,
+            supersede=call.supersede,
             priority=call.priority,
             lease=None if lease is None else lease.id,
             implicit_ttl=self._lease_ttl if lease is None else None,

@@ -144,7 +144,7 @@ class Limits:
     waiting_max: int = _limit(
         1024,
         "sequences",
-        "a queue without end serves only those who already left",
+        "a queue without end serves only those who already left; 64 more may wait that supersede one that runs",
         least=1,
         most=PLACES_MOST,
         whole=True,

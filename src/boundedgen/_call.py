@@ -28,6 +28,7 @@ class Call:
     owner: str = ""
     priority: int = 0
     label: str = ""
+    supersede: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     template_context: Mapping[str, Any] | None = None
 
@@ -37,10 +38,12 @@ class Call:
             raise InvalidRequest(f"bounds must be a Bounds, not {kind_of(self.bounds)}")
         if self.lease is not None and not isinstance(self.lease, Lease | str):
             raise InvalidRequest(f"lease must be a Lease or its id, not {kind_of(self.lease)}")
+        label = _name("label", self.label, limits.label_bytes)
         return evolve(
             self,
             owner=_name("owner", self.owner, limits.label_bytes),
-            label=_name("label", self.label, limits.label_bytes),
+            label=label,
+            supersede=_supersede(self.supersede, label),
             priority=_priority(self.priority),
             tools=_tools(self.tools, limits.prompt_bytes),
             template_context=_context(self.template_context, limits.prompt_bytes),
@@ -48,7 +51,7 @@ class Call:
 
 
 #: Keywords of `submit` that are no fields of a generation configuration.
-CALL_ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "tools", "template_context")
+CALL_ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "supersede", "tools", "template_context")
 
 
 def _name(argument: str, value: object, most: int) -> str:
@@ -58,6 +61,14 @@ def _name(argument: str, value: object, most: int) -> str:
     if len(plain) > most or len(check_text(argument, plain).encode()) > most:
         raise InvalidRequest(f"{argument} has {len(plain)} characters; at most {most} bytes (Limits.label_bytes)")
     return plain
+
+
+def _supersede(value: object, label: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"supersede must be True or False, not {short(value)}")
+    if value and not label:
+        raise InvalidRequest("supersede replaces the generation that has the same label; give it a label")
+    return value
 
 
 def _priority(value: object) -> int:

@@ -33,6 +33,20 @@ class Place:
             return False
         return True
 
+    def take_from(self, other: "Place") -> bool:
+        """What the other one has of the same home. False: nothing (any more)."""
+        if other._home is not self._home:
+            return False
+        try:
+            self._taken.extend(islice(iter(other._taken.pop, None), 1))
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def taken(self) -> bool:
+        return bool(self._taken)
+
     def back(self) -> None:
         """Give it back; again: nothing happens."""
         with contextlib.suppress(IndexError, AttributeError):  # not taken, or not even made
@@ -41,15 +55,23 @@ class Place:
     __del__ = back
 
 
+SPARE = 64  #: places beyond waiting_max, for those that supersede what is inside
+
+
 class Door:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._places = deque(range(limits.waiting_max))
+        self._spare = deque(range(SPARE))
         self._owners: dict[str, deque[int]] = {}
 
     def queue(self) -> Place:
         """A place in the queue, to be taken."""
         return Place(self._places)
+
+    def spare(self) -> Place:
+        """A place for one that supersedes what is inside, which makes way for somebody who waits; to be taken."""
+        return Place(self._spare)
 
     def share(self, owner: str) -> Place | None:
         """One of the owner's shares, to be taken; None: they are not limited. Nobody in particular is no owner."""

@@ -107,6 +107,13 @@ class Flow:
         self.token_ids.extend(effect.token_ids)
         self.news_wakers.wake()
 
+    def inherit(self, other: "Flow") -> None:
+        """What that one, which it supersedes, still has at the door and this one could not take."""
+        places = [place for place in (other.place, *other.shares) if place is not None]
+        for mine in (self.place, *self.shares):
+            if mine is not None and not mine.taken:
+                any(mine.take_from(place) for place in places)
+
     def settle(self, effect: Settle, now: float) -> None:
         if effect.results and not self.token_ids:
             self.logprobs.extend(effect.results[0].logprobs)

@@ -17,7 +17,7 @@ from boundedgen._call import Call
 from boundedgen._completion import Completion
 from boundedgen._device_lock import entrust, lock_of
 from boundedgen._driver import Driver
-from boundedgen._errors import BoundedGenError, EngineUnavailable
+from boundedgen._errors import BoundedGenError
 from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
@@ -29,7 +29,7 @@ from boundedgen._restart import RestartPolicy
 from boundedgen._runtime import runtime_of
 from boundedgen._serving import Serving, calls_of
 from boundedgen._settings import settings_of
-from boundedgen._stats import Health, HealthState, ProbeResult, SchedulerStats
+from boundedgen._stats import Health, ProbeResult, SchedulerStats
 from boundedgen.abc import Clock, EngineHost
 
 
@@ -110,6 +110,7 @@ class BoundedPipeline:
         owner: str = "",
         priority: int = 0,
         label: str = "",
+        supersede: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_context: Mapping[str, Any] | None = None,
         **config: Any,
@@ -125,6 +126,8 @@ class BoundedPipeline:
           counts for `Limits.owner_max`.
         - `priority`: a whole number; higher is admitted first (see Admission for the order of those that wait).
         - `label`: yours, for logs, errors and stats.
+        - `supersede`: the newest generation of the same owner and label that waits or runs makes way for this one: it
+          ends GenerationCancelled, and this one has its place in the queue and its shares. If there is none, so be it.
         - `tools`: what the model may call, a list of mappings as its chat template expects them (function
           descriptions as JSON schema); `template_context`: further variables of the template, such as
           `{"enable_thinking": False}`. Both only with chat messages. What the model calls comes as text.
@@ -141,6 +144,7 @@ class BoundedPipeline:
             owner=owner,
             priority=priority,
             label=label,
+            supersede=supersede,
             tools=tools,
             template_context=template_context,
         )
@@ -307,13 +311,7 @@ class BoundedPipeline:
         return (state == "ready" and self._loading.done()) or self._driver.over or state in ("failed", "closed")
 
     def _raise_unless_ready(self, within: float | None) -> None:
-        health = self.health()
-        if health.state in (HealthState.READY, HealthState.STALLED):
-            return
-        if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
-            self._serving.refuse_unless_served()
-        why = f"{health.state}; last: {health.reason}" if health.reason else health.state
-        raise EngineUnavailable(f"not ready within {within} s: {why}", retry_after_s=health.retry_after_s)
+        self._serving.refuse_unless_ready(self.health(), within)
 
     # --- closing -------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from boundedgen._arguments import kind_of, reading
 from boundedgen._call import CALL_ARGUMENTS, Call
 from boundedgen._door import Rejections
 from boundedgen._driver import Driver
-from boundedgen._errors import EngineUnavailable, PipelineClosed, Rejected
+from boundedgen._errors import EngineUnavailable, InvalidRequest, PipelineClosed, Rejected
 from boundedgen._flow import Flow
 from boundedgen._generation import Generation
 from boundedgen._grammar import GrammarChecker
 from boundedgen._observing import error_of, retry_after_s
 from boundedgen._prospects import spread
 from boundedgen._runtime import Runtime
+from boundedgen._stats import Health, HealthState
 
 
 class Serving:
@@ -68,6 +69,16 @@ class Serving:
         self.refuse_unless_open()
         if self._driver.snapshot.facts is None or not self._tokenizer_ready():
             raise self._not_yet()
+
+    def refuse_unless_ready(self, health: Health, within: float | None) -> None:
+        """Raises why the engine does not serve yet, or never will."""
+        if health.state in (HealthState.READY, HealthState.STALLED):
+            return
+        if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
+            self.refuse_unless_served()
+        why = f"{health.state}; last: {health.reason}" if health.reason else health.state
+        after = None if health.retry_after_s is None else spread(health.retry_after_s, self._runtime.chance)
+        raise EngineUnavailable(f"not ready within {within} s: {why}", retry_after_s=after)
 
     def _not_yet(self) -> EngineUnavailable:
         snapshot = self._driver.snapshot
@@ -125,6 +136,8 @@ def calls_of(prompts: Iterable[object], config: object, arguments: Mapping[str, 
     """One call a prompt, made when it is needed, from the keywords of `submit`. TypeError if there are no prompts."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise TypeError(f"prompts must be a list of prompts, not {kind_of(prompts)}; for a single one use generate")
+    if arguments.get("supersede", False) is not False:
+        raise InvalidRequest("supersede is for a single generation: the prompts would replace each other")
     own = {name: value for name, value in arguments.items() if name in CALL_ARGUMENTS}
     keywords = {name: value for name, value in arguments.items() if name not in CALL_ARGUMENTS}
     with reading("prompts", TypeError):

@@ -19,7 +19,7 @@ from boundedgen._generation_fields import FIELDS, NEUTRAL
 LIMITS = b.Limits(progress=1e6, ack=1e6, reclaim=1e6, prompt_bytes=1 << 16, max_new_tokens=32, max_new_tokens_default=8)
 OF_SUBMIT = (b.InvalidRequest, b.NeverFits, b.LeaseExpired)
 WRONG = (TypeError, ValueError)
-ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "tools", "template_context")
+ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "supersede", "tools", "template_context")
 
 
 @pytest.fixture(scope="module")

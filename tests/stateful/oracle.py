@@ -45,6 +45,9 @@ class Row:
     gap: float
     known_at: float
     gap_end: float = float("inf")
+    since: float = 0.0  #: submission, of the first of those that it superseded in turn
+    elder: int = 0
+    supersedes: "Row | None" = None
     cleared: bool = True
     admitted: bool = False
     stay: int | None = None
@@ -175,7 +178,12 @@ class Oracle:
             known_at=now,
             cleared=submission.cleared,
             stalled=self.woke_at == now,
+            since=at,
+            elder=submission.id,
         )
+        first = self._named(submission) if submission.supersede else None
+        if first is not None:
+            row.since, row.elder, row.supersedes = first.since, first.elder, first
         row.gap_end = row.submitted_reading + row.gap if row.gap <= 0 else row.gap_end
         self.rows[submission.id] = row
         self.first.setdefault(submission.priority, now)
@@ -186,6 +194,19 @@ class Oracle:
             and not self.closing
         ):
             self.granted(f"implicit-{submission.id}", submission.implicit_ttl, now)
+
+    def _named(self, submission: Submission) -> Row | None:
+        """The newest that is open under the same owner and label."""
+        name = (submission.owner, submission.label)
+        same = [r for r in self.open_rows() if (r.submission.owner, r.submission.label) == name]
+        return next((r for r in reversed(same) if not r.submission.probe), None)
+
+    def accepted(self, sequence: int) -> None:
+        """Its submission was taken: what it supersedes has made way, unless it was refused itself."""
+        row = self.rows[sequence]
+        if row.supersedes is not None:
+            refused = row.settled in ("engine_failed", "shutdown", "lease", "rejected")
+            assert (row.supersedes.settled == "cancelled") is not refused, "of two with a name, the newer one is held"
 
     def tightened(self, sequence: int, bounds: Bounds, at: float, now: float) -> None:
         """A gap of less than nothing is over now, and not before."""
@@ -513,7 +534,7 @@ class Oracle:
 
     def _due(self, row: Row) -> tuple[float, int]:
         queued_at = float("inf") if row.admitted else row.queued_at
-        return min(row.total_at, queued_at, row.submission.submitted_at + self.ageing), row.submission.id
+        return min(row.total_at, queued_at, row.since + self.ageing), row.elder
 
     def _admit(self, effect: ev.Admit, now: float) -> None:
         row = self.rows[effect.sequence]
@@ -668,6 +689,10 @@ class Oracle:
                 assert self.closing
             case other:
                 assert other == "cancelled", other
+                assert not effect.detail or self._makes_way(row, effect.detail), "ended for one that is not there"
+
+    def _makes_way(self, row: Row, detail: str) -> bool:
+        return any(r.supersedes is row and detail.endswith(f" {r.submission.id}") for r in self.open_rows())
 
     def _check_loss(self, row: Row, stay: StayRow) -> None:
         if stay.gone == "reconciled":

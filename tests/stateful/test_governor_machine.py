@@ -304,18 +304,21 @@ class GovernorMachine(RuleBasedStateMachine):
         bounds=bounds | loose,
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         owner=st.sampled_from(["", "", "a", "b"]),
+        label=st.sampled_from(["", "x", "x", "y"]),
+        supersede=st.booleans(),
         ttl=st.sampled_from([None, None, 0.5, 5.0]),
         which=st.integers(0, 4),
         cleared=st.sampled_from([True, True, True, False]),
         poison=st.sampled_from([False] * 9 + [True]),
         resume=st.sampled_from(Resume),
     )
-    def submit(self, which: int, poison: bool, ttl: float | None, **fields: Any) -> None:
+    def submit(self, which: int, poison: bool, ttl: float | None, supersede: bool, **fields: Any) -> None:
         leases = [i for i in self.oracle.leases if not i.startswith("implicit")]
         lease = leases[-1 - which] if which < min(len(leases), 2) else None
         names = {"prompt": "prompt_tokens", "new": "max_new_tokens"}
         given = {names.get(k, k): v for k, v in fields.items()}
-        submission = self._new(lease=lease, implicit_ttl=ttl, **given)
+        supersede = supersede and bool(given["label"])
+        submission = self._new(lease=lease, implicit_ttl=ttl, supersede=supersede, **given)
         if poison:
             self.poisoned.add(submission.id)
         self._command(lambda now: self._submit(submission, now))
@@ -335,6 +338,24 @@ class GovernorMachine(RuleBasedStateMachine):
             last, at = self.ids, self.now
             self._command(lambda now: self._tighten(last, tighter, at, now))
 
+    @rule(
+        times=st.integers(1, 4),
+        owner=st.sampled_from(["a", "b"]),
+        apart=st.sampled_from([0.0, 0.01, 0.7]),
+        bounds=loose | bounds,
+    )
+    def try_again_and_again(self, times: int, owner: str, apart: float, bounds: Bounds) -> None:
+        """Each try supersedes the one before, be it waiting or inside; some come in the same wake. Others wait too."""
+        for _ in range(times):
+            beside = self._new(prompt_tokens=3, max_new_tokens=14, bounds=Bounds(total=TOTAL_MAX), owner=owner)
+            self._command(lambda now, s=beside: self._submit(s, now))  # type: ignore[misc]
+            submission = self._new(
+                prompt_tokens=3, max_new_tokens=14, bounds=bounds, owner=owner, label="again", supersede=True
+            )
+            self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
+            if not self.stopped:
+                self._advance_to(self.now + apart)
+
     @rule(total=st.sampled_from([1.0, 5.0, 20.0]))
     def probe(self, total: float) -> None:
         submission = self._new(prompt_tokens=1, max_new_tokens=1, bounds=Bounds(total=total), probe=True)
@@ -351,6 +372,7 @@ class GovernorMachine(RuleBasedStateMachine):
         ends = "stop" if text[-1] == self.model.eos_token_id else "length"
         self.oracle.submitted(submission, text, ends, now)
         self._feed(lambda: self.governor.submit(submission, now))
+        self.oracle.accepted(submission.id)
 
     def _pick(self, which: int) -> int | None:
         open_ids = [r.submission.id for r in self.oracle.open_rows()]
@@ -653,6 +675,7 @@ class GovernorMachine(RuleBasedStateMachine):
                 return
         assert self.oracle.rows[self.ids].settled in ("stop", "length"), "a mended lane serves"
         assert not list(self.oracle.open_stays()), "every stay is gone"
+        assert not self.governor.names, "an index of what is over"
         assert not self.governor.ledger.held
         assert not any(self.governor.ledger.reserved)
         assert len(self._the_engine.scheduler) == 0

@@ -12,6 +12,7 @@ from boundedgen._core._deadlines import Agenda, ReadyClock
 from boundedgen._core._forecast import Forecast
 from boundedgen._core._leases import Leases
 from boundedgen._core._life import Life
+from boundedgen._core._names import Names
 from boundedgen._core._order import Order
 from boundedgen._core._pause import Pause
 from boundedgen._core._phases import SequencePhase, StayPhase, move
@@ -55,6 +56,7 @@ class Books:
         self.trial: int | None = None  # the stay of the suspect that is being tried
         # All that are not settled, in the order of submission; the first one is found at once also after many are gone.
         self.sequences: OrderedDict[int, Sequence] = OrderedDict()
+        self.names = Names()  # of those that have a label
         self.stays: dict[int, Stay] = {}  # all that are not GONE
         self.ended: deque[Ended] = deque(maxlen=limits.ended_kept)
         self.last_report: ev.Progress | None = None

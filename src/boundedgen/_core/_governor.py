@@ -51,7 +51,7 @@ class Governor(Reporting):
         self._spawn(now)
 
     def submit(self, submission: Submission, now: float) -> None:
-        """Accept a sequence: from here on it is settled exactly once."""
+        """Take a sequence: from here on it is settled exactly once."""
         sequence = Sequence(submission, self.clock.at(now), self.clock.stood(now))
         self.sequences[sequence.id] = sequence
         if submission.probe:
@@ -65,8 +65,19 @@ class Governor(Reporting):
             self._settle(sequence, Why.SHUTDOWN, now)
         elif not self._join_lease(sequence, now):
             self._settle(sequence, Why.LEASE, now, "its lease was over when it was submitted")
-        elif sequence.cleared:
+        else:
+            self._accept(sequence, now)
+
+    def _accept(self, sequence: Sequence, now: float) -> None:
+        """The one that it supersedes ends after it has its place, so that its class and its owner wait on."""
+        first = self.sequences.get(self.names.newest(sequence.submission) or 0)
+        self.names.add(sequence.submission)
+        if first is not None:
+            sequence.take_the_place_of(first)
+        if sequence.cleared:
             self._enqueue(sequence, now)
+        if first is not None and sequence.id in self.sequences:  # else it can never fit
+            self._settle(first, Why.CANCELLED, now, f"superseded by generation {sequence.id}")
 
     def clear(self, sequence: int, now: float) -> None:
         """What had to be found out before it could be admitted is found out."""

@@ -8,7 +8,8 @@ step costs O(log n):
 - Which owner of the class? The one that has had least, in tokens by weight (weighted fair queueing). Who comes anew
   begins at the class's virtual time: it neither has to make up for the past of others nor can it save up its own.
 - Which sequence of the owner? The earliest deadline; one whose deadline is far counts as due `ageing` seconds after
-  its submission, so that a stream of urgent ones does not hold it up for ever. Equals go by submission.
+  its submission, so that a stream of urgent ones does not hold it up for ever. Equals go by submission. One that
+  supersedes another counts as submitted when that one was.
 """
 
 import heapq
@@ -74,10 +75,10 @@ class _Share:
     dues: Dues = field(factory=Dues)
     cost: Cost = field(factory=Cost)
 
-    def put(self, sequence: int, due: float) -> None:
+    def put(self, sequence: int, due: float, tie: int) -> None:
         """It waits; one that waits already, until another instant."""
         self.dues.move(self.waiting.rank(sequence), due)
-        self.waiting.set(sequence, due, sequence)
+        self.waiting.set(sequence, due, tie)
 
     def drop(self, sequence: int) -> None:
         self.dues.move(self.waiting.rank(sequence), None)
@@ -103,7 +104,7 @@ class _Class:
     def __len__(self) -> int:
         return len(self._owners)
 
-    def add(self, owner: str, sequence: int, due: float) -> None:
+    def add(self, owner: str, sequence: int, due: float, tie: int) -> None:
         share = self._share(owner)
         if not share.waiting:
             share.had = max(share.had, self._time)
@@ -113,7 +114,7 @@ class _Class:
             self.waiting += 1
             self._depths.add(len(share.waiting), share.weight)
             self._deep += len(share.waiting) == 1
-        share.put(sequence, due)
+        share.put(sequence, due, tie)
 
     def drop(self, owner: str, sequence: int) -> None:
         share = self._shares.get(owner)
@@ -194,11 +195,11 @@ class Order:
         if not group:
             self._rank(priority, now)
         self._waiting[sequence.id] = sequence
-        group.add(sequence.submission.owner, sequence.id, self._due(sequence))
+        group.add(sequence.submission.owner, sequence.id, self._due(sequence), sequence.elder)
 
     def _due(self, sequence: Sequence) -> float:
         wall = sequence.wall_deadline()
-        aged = sequence.submission.submitted_at + self._ageing
+        aged = sequence.since + self._ageing
         return aged if wall is None else min(wall.at, aged)
 
     def _rank(self, priority: int, since: float) -> None:

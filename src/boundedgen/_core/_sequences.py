@@ -29,6 +29,7 @@ class Submission:
     submitted_at: float = 0.0
     owner: str = ""
     label: str = ""
+    supersede: bool = False  #: the newest of the same owner and label that is held makes way for it
     priority: int = 0
     lease: str | None = None
     implicit_ttl: float | None = None
@@ -56,9 +57,16 @@ class Sequence:
     strikes: int = 0  #: those of them that it is suspected of
     suspect: bool = False  #: of the last one, and it has shown no token since
     lease: str | None = None
+    since: float = field(init=False)  #: when it was submitted, or the first of those that it superseded in turn
+    elder: int = field(init=False)  #: the id of that one
 
     def __attrs_post_init__(self) -> None:
         self.bounds, self.cleared = self.submission.bounds, self.submission.cleared
+        self.since, self.elder = self.submission.submitted_at, self.submission.id
+
+    def take_the_place_of(self, other: "Sequence") -> None:
+        """In the order of those that wait. Its deadlines are its own."""
+        self.since, self.elder = other.since, other.elder
 
     @property
     def id(self) -> int:

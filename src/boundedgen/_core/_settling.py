@@ -72,6 +72,7 @@ class Settling(Books):
         """The one exit of every sequence: answer the caller, forget its timers, stop what it still has inside."""
         move(sequence, SequencePhase.SETTLED)
         del self.sequences[sequence.id]
+        self.names.remove(sequence.submission)
         self._line(sequence).remove(sequence.id)
         self._wall.set(sequence.id, None)
         self._ready.set(sequence.id, None)
