@@ -216,6 +216,7 @@ API: Mapping[str, Sequence[str]] = {
         "SchedulerStats", "PoolStats", "ReclaimStats", "SequenceRow", "Health", "HealthState", "ProbeResult",
         "ProbeVerdict",
     ),
+    "retries": ("retrying", "RetryBudget"),
     "errors": ("BoundedGenError", "Rejected", "GenerationError", *(kind.__name__ for kind in public_errors())),
 }  # fmt: skip
 
@@ -228,7 +229,11 @@ def api(part: str) -> Callable[[], str]:
 
 
 def told(kind: type) -> str:
-    """One public class: what it is, how it is made, what it has, what it does."""
+    """One public class: what it is, how it is made, what it has, what it does. Or a function."""
+    if inspect.isfunction(kind):
+        (node,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(node, ast.FunctionDef)
+        return f"### `{kind.__name__}`\n\n{signature(node.name, node)}\n{inspect.getdoc(kind)}\n"
     parts = [f"### `{kind.__name__}`\n", f"{inspect.getdoc(kind)}\n", *made(kind), *answered(kind)]
     head = ["Member", "Value", "What"] if issubclass(kind, Enum) else ["Field", "Type", "What"]
     rows = ((head, list(fields_of(kind))), (["Property", "Type", "What"], list(properties_of(kind))))
@@ -389,6 +394,7 @@ def example(name: str) -> Callable[[], str]:
 EXAMPLES = (
     *("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane"),
     "asyncio_service",
+    "retries",
 )
 
 PARTS: Mapping[str, Callable[[], str]] = {

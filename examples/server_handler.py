@@ -1,6 +1,7 @@
 """What a server does with a request, whatever its framework. python examples/server_handler.py MODEL [DEVICE]"""
 
 import asyncio
+import math
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ async def handle(pipeline: b.BoundedPipeline, request: dict[str, Any]) -> tuple[
         )
     except b.BoundedGenError as error:
         wait = getattr(error, "retry_after_s", None)
-        headers = {"Retry-After": str(max(1, round(wait)))} if error.retryable and wait else {}
+        headers = {"Retry-After": str(math.ceil(wait))} if error.retryable and wait else {}
         partial = getattr(error, "partial", None)
         return error.http_status_hint, headers, {"error": str(error), "text": partial.text if partial else ""}
     return 200, {}, {"text": answer.text, "finish_reason": str(answer.finish_reason)}

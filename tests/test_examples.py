@@ -18,6 +18,7 @@ SAYS = {
     "probes_and_metrics": "ready 200 live 200 probe ok",
     "lease_heartbeat": "its lease expired; Reclamation(steps=1",
     "asyncio_service": "s of 30; inside ended shutdown",
+    "retries": "attempt ",
     "wedged_lane": "answered, and back, within",
 }
 

@@ -32,6 +32,7 @@ from boundedgen._generation import Generation
 from boundedgen._lease import Lease
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._restart import RestartPolicy
+from boundedgen._retrying import RetryBudget, retrying
 from boundedgen._stats import (
     Health,
     HealthState,
@@ -85,8 +86,10 @@ __all__ = [
     "Reclamation",
     "Rejected",
     "RestartPolicy",
+    "RetryBudget",
     "Saturated",
     "SchedulerStats",
     "SequenceRow",
     "SlowReader",
+    "retrying",
 ]
