@@ -17,8 +17,8 @@ import boundedgen as b
 SAMPLES = 120
 
 
-def nothing_of_ours_runs() -> bool:
-    return not [thread for thread in threading.enumerate() if thread.name.startswith("boundedgen")]
+def ours() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("boundedgen")}
 
 
 def is_free(path: Path) -> bool:
@@ -33,7 +33,7 @@ def is_free(path: Path) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that came inside a __del__
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # it was built, and interrupted on the way out
 def test_an_interrupt_at_any_instant_of_the_constructor_leaves_nothing_behind(tmp_path: Path) -> None:
-    lock, engines = tmp_path / "gpu0.lock", list[HandEngine]()
+    lock, engines, of_others = tmp_path / "gpu0.lock", list[HandEngine](), ours()
 
     def build() -> b.BoundedPipeline:
         engine = HandEngine()
@@ -42,12 +42,12 @@ def test_an_interrupt_at_any_instant_of_the_constructor_leaves_nothing_behind(tm
 
     whole = At(None)
     assert whole.run(build)
-    until(nothing_of_ours_runs)
+    until(lambda: ours() <= of_others)
     for nth in random.Random(SEED).sample(range(1, whole.seen), SAMPLES):
         At(nth).run(build)
         gc.disable()
         try:
-            until(nothing_of_ours_runs, 5)
+            until(lambda: ours() <= of_others, 5)
             assert is_free(lock), nth
         finally:
             gc.enable()
@@ -63,6 +63,7 @@ def test_an_interrupt_while_a_thread_is_being_started_leaves_nothing_behind(
 ) -> None:
     """`Thread.start` waits for the new thread, and can be interrupted in that; `is_alive` is false ever after."""
     lock, start, before = tmp_path / "gpu0.lock", threading.Thread.start, len(os.listdir("/proc/self/fd"))
+    of_others = ours()
     engine = HandEngine()
 
     def interrupted(thread: threading.Thread) -> None:
@@ -80,7 +81,7 @@ def test_an_interrupt_while_a_thread_is_being_started_leaves_nothing_behind(
         b.BoundedPipeline(None, engine=engine, clock=engine.clock, device_lock=lock)
     assert all(link.disposed for link in engine.links)
     assert is_free(lock)
-    until(nothing_of_ours_runs)
+    until(lambda: ours() <= of_others)
     assert len(os.listdir("/proc/self/fd")) == before
     del kept
 
