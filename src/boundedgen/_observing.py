@@ -1,5 +1,7 @@
 """Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
 
+from typing import Any
+
 from attrs import fields
 
 from boundedgen._bounds import Bounds
@@ -59,11 +61,15 @@ def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
     return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
 
 
+def _lateness(driver: Driver, snapshot: Snapshot, now: float) -> dict[str, Any]:
+    behind = lag(driver, snapshot, now)
+    return {"driver_lag_s": behind, "driver_lag_max_s": max(behind, driver.journal.lag_max_s)}
+
+
 def stats_of(
     driver: Driver, rejected: dict[str, int], now: float, probed: Verdict | None = None, *, sequences: bool
 ) -> SchedulerStats:
     snapshot, pulse = driver.snapshot, pulse_of(driver)
-    behind = lag(driver, snapshot, now)
     pools = _pools(snapshot)
     kv = pools[0] if pools else None
     used = None if kv is None or snapshot.usage is None else _used(snapshot, kv)
@@ -93,8 +99,7 @@ def stats_of(
         last_step_s=snapshot.last_step_s,
         last_progress_s=_age(snapshot.progress_at, now),
         snapshot_age_s=max(0.0, now - snapshot.at),
-        driver_lag_s=behind,
-        driver_lag_max_s=max(behind, driver.journal.lag_max_s),
+        **_lateness(driver, snapshot, now),
         tokens_per_s=snapshot.tokens_per_s,
         submitted_total=counters["submitted"],
         rejected_total=REJECTIONS | rejected,

@@ -6,6 +6,8 @@ import logging
 import pytest
 
 import boundedgen as b
+from boundedgen._core import _events as ev
+from boundedgen._journal import Journal
 from boundedgen.testing import Fault, SimModel, Simulation
 
 MODEL = SimModel(boot_s=1, step_s=0.5, token_s=0)
@@ -147,3 +149,30 @@ def test_a_probe_that_waited_for_another_engine_says_nothing_of_the_one_that_cam
         health = sim.pipeline.health()
         assert (health.state, health.last_probe) == (b.HealthState.READY, "failed"), "history, and no verdict on it"
         assert inside.result().resumed == 1
+
+
+def test_a_pid_is_told_of_its_own_engine_only(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(lambda work: work(), "")
+    journal.spawned(4711)
+    for incarnation in (1, 2):  # the second could not be started
+        journal.lost(ev.Lost(incarnation, ev.Cause.BOOT, "why"))
+    assert said(caplog, "engine") == [
+        ("ERROR", "engine 1 (pid 4711) did not become ready: why"),
+        ("ERROR", "engine 2 did not become ready: why"),
+    ]
+
+
+def test_the_worst_lag_is_kept_and_a_driver_that_is_late_all_the_time_is_told_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = Journal(lambda work: work(), "")
+    journal.woke(None, 50.0)
+    for second in range(100, 220):
+        journal.woke(second - 0.75, second)
+    journal.woke(219.5, 219.75)
+    assert journal.lag_max_s == 0.75
+    assert [text[:27] for _, text in said(caplog, "driver")] == 2 * ["the driver woke 0.8 s late:"]
+    journal.woke(220.0, 225.0)
+    assert said(caplog, "driver")[2:] == [
+        ("WARNING", "the driver woke 5.0 s late: the machine or the process was stopped, or had no processor for it")
+    ]
