@@ -57,7 +57,7 @@ def names(folder: Path) -> set[str]:
 
 
 def marks(folder: Path) -> list[str]:
-    return sorted(name for name in names(folder) if "boundedgen-start" in name)
+    return sorted(name for name in names(folder) if name.startswith("boundedgen-start"))
 
 
 def left_mark(folder: Path, compiled: int) -> Path:
