@@ -234,12 +234,17 @@ def told(kind: type) -> str:
         (node,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(node, ast.FunctionDef)
         return f"### `{kind.__name__}`\n\n{signature(node.name, node)}\n{inspect.getdoc(kind)}\n"
-    parts = [f"### `{kind.__name__}`\n", f"{inspect.getdoc(kind)}\n", *made(kind), *answered(kind)]
+    parts = [f"### `{kind.__name__}`\n", f"{written(kind)}\n", *made(kind), *answered(kind)]
     head = ["Member", "Value", "What"] if issubclass(kind, Enum) else ["Field", "Type", "What"]
     rows = ((head, list(fields_of(kind))), (["Property", "Type", "What"], list(properties_of(kind))))
     parts += [table(names, iter(found)) for names, found in rows if found]
     parts += [part for method in methods_of(kind) for part in method_of(kind, method)]
     return "\n".join(parts)
+
+
+def written(kind: type) -> str:
+    """Its docstring as it is in the source: `help()` adds the fields, which have a table here."""
+    return ast.get_docstring(class_node(kind)[0]) or ""
 
 
 def made(kind: type) -> Iterator[str]:

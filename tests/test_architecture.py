@@ -33,7 +33,8 @@ NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "m
 #: Layers, lowest first. A module imports its own layer and lower ones.
 PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors")
 LAYERS: list[tuple[str, ...]] = [
-    ("boundedgen._arguments", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors",
+    ("boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
+     "boundedgen._errors",
      "boundedgen._completion"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",

@@ -17,6 +17,7 @@ import boundedgen
 from boundedgen import (
     BoundedGenError,
     BoundedPipeline,
+    Bounds,
     Completion,
     Generation,
     GenerationError,
@@ -268,3 +269,13 @@ def test_the_installed_distribution_is_whole() -> None:
     assert {f"boundedgen/{name}" for name in wanted} | {"_boundedgen_pytest.py"} <= files
     assert any(name.endswith("licenses/LICENSE") for name in files)
     assert distribution.version == boundedgen.__version__
+
+
+@pytest.mark.parametrize("kind", [Bounds, Limits, RestartPolicy, Health, SchedulerStats])
+def test_help_of_a_value_type_tells_what_its_fields_mean_or_where_that_is(kind: type) -> None:
+    told = inspect.getdoc(kind) or ""
+    if kind is Limits:
+        assert all(f"\n{row['name']}: {row['unit']}: {row['why']}" in told for row in Limits.table())
+    else:
+        assert told.endswith(f"\n\nWhat each field means: docs/api.md, or inspect.getsource({kind.__name__}).")
+        assert "#:" in inspect.getsource(kind)

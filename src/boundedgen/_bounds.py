@@ -8,6 +8,7 @@ from typing import Any, Final, final
 from attrs import Attribute, Converter, field, fields, frozen
 
 from boundedgen._arguments import kind_of, names_unknown_keywords, reading, real_number, short, whole_number
+from boundedgen._fields import tells_of_its_fields
 
 Seconds = float | int | timedelta | None
 SECONDS_MOST: Final = 1e9  #: 31 years: what every clock and every call that waits can take
@@ -51,6 +52,7 @@ def _next_token(value: Seconds) -> float | None:
 
 
 @final
+@tells_of_its_fields
 @names_unknown_keywords
 @frozen
 class Bounds:
@@ -128,6 +130,7 @@ def _in_seconds(value: Any) -> Any:
 
 
 @final
+@tells_of_its_fields
 @names_unknown_keywords
 @frozen
 class Limits:

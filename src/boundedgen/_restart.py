@@ -9,6 +9,7 @@ from tenacity import RetryCallState, stop_after_attempt, wait_exponential, wait_
 
 from boundedgen._arguments import names_unknown_keywords, plain_str, short
 from boundedgen._bounds import Seconds, seconds
+from boundedgen._fields import tells_of_its_fields
 
 
 def _forget_after(value: Seconds) -> float:
@@ -19,6 +20,7 @@ def _forget_after(value: Seconds) -> float:
 
 
 @final
+@tells_of_its_fields
 @names_unknown_keywords
 @frozen(kw_only=True)
 class RestartPolicy:

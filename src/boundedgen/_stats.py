@@ -12,6 +12,7 @@ from typing import Any, final
 from attrs import Attribute, Factory, asdict, field, frozen
 
 from boundedgen._errors import BoundedGenError
+from boundedgen._fields import tells_of_its_fields
 
 
 @final
@@ -24,6 +25,7 @@ class ProbeVerdict(enum.StrEnum):
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class PoolStats:
     """One kind of cache block. The sizes are the engine's own; what is reserved, boundedgen's."""
@@ -38,6 +40,7 @@ class PoolStats:
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class ReclaimStats:
     """Stays that were made to leave before their own end (cancelled, expired, revoked), and proved to have left."""
@@ -50,6 +53,7 @@ class ReclaimStats:
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class SequenceRow:
     """One sequence that is not settled, or is settled and still held by the engine."""
@@ -69,6 +73,7 @@ class SequenceRow:
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class SchedulerStats:
     """A snapshot of the lane, as the driver last published it; ages are of the moment of the call.
@@ -155,6 +160,7 @@ class HealthState(enum.StrEnum):
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class Health:
     """Whether to send work here, and whether to replace the process."""
@@ -190,6 +196,7 @@ class Health:
 
 
 @final
+@tells_of_its_fields
 @frozen(kw_only=True)
 class ProbeResult:
     """A one-token generation in a slot and a block of its own."""
