@@ -14,7 +14,7 @@ async def handle(pipeline: b.BoundedPipeline, request: dict[str, Any]) -> tuple[
         answer = await pipeline.agenerate(
             request["messages"],
             max_new_tokens=request.get("max_tokens", 512),
-            bounds=b.Bounds(total=request.get("timeout", 60), queued=10),
+            bounds=b.Bounds(total=request.get("timeout", 60), queued=45),  # longer than a restart, a model load
             owner=request["user"],
         )
     except b.BoundedGenError as error:

@@ -29,7 +29,7 @@ from boundedgen import (
     SchedulerStats,
 )
 from boundedgen._asking import POLICY_ANSWER
-from boundedgen._core._events import Pulse
+from boundedgen._core._events import Cause, Pulse
 from boundedgen._core._pace import FIRST_STEPS, Pace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,6 +269,12 @@ def test_the_installed_distribution_is_whole() -> None:
     assert {f"boundedgen/{name}" for name in wanted} | {"_boundedgen_pytest.py"} <= files
     assert any(name.endswith("licenses/LICENSE") for name in files)
     assert distribution.version == boundedgen.__version__
+
+
+def test_every_cause_of_an_engines_end_is_explained_to_an_operator() -> None:
+    part = (ROOT / "docs" / "incidents.md").read_text(encoding="utf-8").split("## Causes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", part, re.MULTILINE)
+    assert rows == [cause.name for cause in Cause]
 
 
 @pytest.mark.parametrize("kind", [Bounds, Limits, RestartPolicy, Health, SchedulerStats])

@@ -124,6 +124,7 @@ def test_an_engine_whose_canary_differs_is_killed_before_anybody_reaches_it() ->
     waits = g.submit()
     g.restarted(found=answering(1, 3))
     assert g.kills() == [Cause.CANARY]
+    assert "[1, 3], that of an engine before as [1, 2]: token ids of" in g.all(ev.Kill)[-1].detail
     assert g.admitted() == []
     g.die()
     g.restarted(found=answering(1, 2))

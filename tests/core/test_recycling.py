@@ -1,6 +1,8 @@
 """An engine that is too old or too large is replaced at a moment at which it holds nothing, and nobody is harmed."""
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -263,6 +265,20 @@ def test_health_and_stats_tell_of_a_recycling(caplog: pytest.LogCaptureFixture) 
         assert sum(stats.kills_total.values()) == 0
     assert pipeline.stats().closes_total == 1
     assert max(record.levelno for record in caplog.records) == logging.INFO, "an orderly end sets off no alarm"
+
+
+def test_who_waits_while_it_is_replaced_meets_a_queued_bound_that_the_next_load_outlasts() -> None:
+    """Which the handler that the README shows does not have."""
+    example = Path(__file__).parents[2] / "examples" / "server_handler.py"
+    shown = re.search(r"queued=(\d+)", example.read_text(encoding="utf-8"))
+    assert shown is not None
+    with Simulation(model=SimModel(boot_s=18.0), limits=Limits(engine_age=60)) as simulation:
+        simulation.advance(60.01)
+        assert simulation.pipeline.health().ready is False
+        bounds = [Bounds(queued=10.0), Bounds(queued=float(shown[1]))]
+        waiting = [simulation.pipeline.submit([5], max_new_tokens=3, ignore_eos=True, bounds=one) for one in bounds]
+        simulation.advance(30)
+        assert [one.finish_reason for one in waiting] == [FinishReason.DEADLINE, FinishReason.LENGTH]
 
 
 def test_the_size_of_the_engine_is_shown_and_may_be_limited() -> None:

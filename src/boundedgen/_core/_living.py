@@ -61,7 +61,8 @@ class Living(Resuming):
             return
         if facts.exact and not self.life.believes(facts.canary):
             detail = (
-                f"its canary came back as {list(facts.canary)}, that of an engine before as {list(self.life.canary)}"
+                f"its canary came back as {list(facts.canary)}, that of an engine before as {list(self.life.canary)}: "
+                "token ids of a short greedy generation, always of the same prompt, which has to be the same each time"
             )
             self._kill(Death(ev.Cause.CANARY, detail), now)
             return
