@@ -296,7 +296,7 @@ class Driver:
         try:
             self.link = self._host.spawn(effect.incarnation)
             self.journal.spawned(self.link.pid)
-        except OSError as error:
+        except Exception as error:  # of the system, or of what somebody has put into sys.path, sys.executable, …
             text = f"the engine process could not be started: {error}"
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
             self.governor.receive(ev.Exited(effect.incarnation, 1, text), now)

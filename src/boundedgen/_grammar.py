@@ -106,7 +106,7 @@ class GrammarChecker:
                 raise _Unusable("the pipeline is closed")
             try:
                 child = self._child = _Child()
-            except OSError as error:
+            except Exception as error:
                 raise _Unusable(f"no process could be started: {error}") from error
         try:
             child.boot(self._hello, self._limits.boot)
@@ -162,7 +162,7 @@ class _Child:
                 pass_fds=[theirs.fileno()],
                 process_group=0,
             )
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:

@@ -107,7 +107,7 @@ class EngineHost(Protocol):
     """Makes engines, one at a time, and the tokenizer that belongs to them."""
 
     def spawn(self, incarnation: int) -> EngineLink:
-        """Start a fresh one. Called by the driver's thread only. Raises OSError if no process can be started."""
+        """Start a fresh one. Called by the driver's thread only. Raising anything is a failed boot."""
         ...
 
     def tokenizer(self) -> Tokenizer:

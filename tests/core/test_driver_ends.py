@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tenacity
-from core.hand_engine import A, HandEngine, lane, until
+from core.hand_engine import A, HandEngine, HandLink, lane, until
 
 import boundedgen as b
 from boundedgen._blackbox._box import AT_ONCE_MOST
@@ -101,6 +101,24 @@ def test_an_engine_that_is_started_again_at_once_is_heard() -> None:
             until(lambda: len(engine.links) == n)  # noqa: B023
             pipeline.wait_ready(20)
             until(lambda: pipeline.stats().incarnation == n)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("expected str, not NoneType"), ValueError("embedded null byte"), KeyError()]
+)
+def test_whatever_starting_an_engine_raises_is_a_failed_boot(error: Exception) -> None:
+    engine = HandEngine()
+    spawn, raised = engine.spawn, [error]
+
+    def broken(incarnation: int) -> HandLink:
+        if raised:
+            raise raised.pop()
+        return spawn(incarnation)
+
+    engine.spawn = broken  # type: ignore[method-assign]
+    with lane(engine, restart=b.RestartPolicy(wait=tenacity.wait_none())) as (pipeline, _):
+        stats = pipeline.stats()
+        assert (stats.kills_total["boot"], stats.incarnation) == (1, 2)
 
 
 def test_a_stream_of_commands_does_not_hold_up_deadlines() -> None:

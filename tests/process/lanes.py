@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,11 +286,16 @@ def in_ms(values: list[float]) -> str:
 
 
 @contextlib.contextmanager
-def script(source: str, *arguments: object, **popen: Any) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that runs `source`, with the tests importable; killed in the end, or after SETTLING_S."""
-    path = os.pathsep.join([str(MODELS.parent), os.environ.get("PYTHONPATH", "")])
+def script(
+    source: str, *arguments: object, flags: Sequence[str] = (), places: Sequence[str] = (), **popen: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that runs `source`, with the tests importable; killed in the end, or after SETTLING_S.
+
+    `places`: its PYTHONPATH, instead.
+    """
+    path = os.pathsep.join(places or [str(MODELS.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
+        [sys.executable, *flags, "-c", source, *map(str, arguments)],
         **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen},
         text=True,
         env={**os.environ, "PYTHONPATH": path},

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import attrs
 import pytest
 from process.engine_life import Life
 from process.lanes import MODELS, said, script
@@ -87,14 +90,48 @@ def test_a_server_that_runs_from_its_own_directory_has_an_engine(tmp_path: Path)
         assert said(server) == f"{tmp_path / 'boundedgen' / '__init__.py'} length"
 
 
-def test_the_command_has_the_places_of_this_process_and_the_working_directory_last(
-    monkeypatch: pytest.MonkeyPatch,
+FLAGS = ("isolated", "ignore_environment", "no_user_site", "no_site", "dont_write_bytecode")
+
+
+def test_the_command_has_what_python_looks_at_in_the_places_of_this_process_and_its_first_directory_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", ["", "/a", "/b"])
+    here = Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**dict.fromkeys(FLAGS, 0)))
+    monkeypatch.setattr(sys, "path", ["", "/a", Path("/c"), b"/d", "relative", "/b", None])
     python, safe, file, places, *rest = _start.command("some.module", 1, "two")
     assert (python, safe, Path(file)) == (sys.executable, "-P", PACKAGE / "_engine" / "_start.py")
-    assert json.loads(places) == ["/a", "/b", ""]
+    assert json.loads(places) == ["/a", str(here / "relative"), "/b", str(here)]
     assert rest == ["some.module", "1", "two"]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_what_this_process_does_not_look_at_its_engine_does_not_either(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "flags", SimpleNamespace(**dict.fromkeys(FLAGS, 0) | {flag: 1}))
+        _, _, option, file, *_ = _start.command("some.module")
+    assert Path(file).name == "_start.py"
+    told = f"import sys; print(sys.flags.{flag})"
+    assert subprocess.check_output([sys.executable, option, "-c", told], text=True).strip() == "1"
+
+
+def test_an_isolated_server_with_relative_places_that_goes_elsewhere_gets_its_next_engine(
+    decoys: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A daemon: -I -S, its dependencies in a directory beside it, a Path in its path, PYTHONPATH of somebody else's."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "vendor").symlink_to(Path(attrs.__file__).parents[1])
+    source = "import sys, pathlib; sys.path[:0] = ['vendor', pathlib.Path('/nowhere')]\n" + SERVE
+    own = [str(PACKAGE.parent), str(MODELS.parent)]
+    with script(source, "/", *own, flags=("-I", "-S"), cwd=home, places=[str(decoys)]) as server:
+        assert said(server) == f"{PACKAGE / '__init__.py'} length"
+        said(server)
+        assert server.stdin is not None
+        print(file=server.stdin, flush=True)
+        assert said(server) == "ready 2"
 
 
 # --- another version ------------------------------------------------------------------------------------------------

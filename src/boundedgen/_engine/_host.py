@@ -76,11 +76,15 @@ class GenAIHost:
     _served = False  #: an earlier incarnation was ready: a device that is missing now was there once
 
     def spawn(self, incarnation: int) -> ChildLink:
-        """Start a fresh engine. By the driver's thread only. Raises OSError if no process can be started."""
+        """Start a fresh engine. By the driver's thread only. Raises what starting a process does, OSError mostly."""
         self._served = self._served or (self._last is not None and self._last.was_ready)
         link = start(self._module, incarnation, self._limits, () if self.lock is None else (self.lock,))
-        link.send(Boot({**self._spec, "served": self._served, "device_lock": self.lock}))
-        link.flush()
+        try:
+            link.send(Boot({**self._spec, "served": self._served, "device_lock": self.lock}))
+            link.flush()
+        except BaseException:
+            link.dispose()
+            raise
         self._last = link
         return link
 
@@ -132,7 +136,7 @@ def start(module: str, incarnation: int, limits: Limits, inherited: tuple[int, .
         link = ChildLink(incarnation, life, commands[1], reports[0], ears, stamp_reader, limits, began)
         try:
             ears.listen(reports[0], output[0], life.pidfd)
-        except OSError:
+        except BaseException:
             link.dispose()
             raise
         return link

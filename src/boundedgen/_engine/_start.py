@@ -10,19 +10,48 @@ import json
 import os
 import sys
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FILE = os.path.abspath(__file__)
+_PACKAGE = os.path.dirname(os.path.dirname(_FILE))
+#: What this process does not look at must not be looked at by its children either.
+_FLAGS = {
+    "isolated": "-I",
+    "ignore_environment": "-E",
+    "no_user_site": "-s",
+    "no_site": "-S",
+    "dont_write_bytecode": "-B",
+}
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed; what is relative to it is found nowhere
+        return ""
+
+
+_HERE = _working_directory()  #: where this process was when it imported boundedgen
+
+
+def places() -> list[str]:
+    """Where this process imports from; the working directory, where it counts, comes last.
+
+    Python ignores what is no str in its path. A server that goes elsewhere later (a daemon, to /) has imported already
+    what its path named from where it was; its next engine has yet to.
+    """
+    known = [place for place in sys.path if isinstance(place, str)]
+    return [os.path.join(_HERE, place) for place in known if place] + [_HERE] * ("" in known)
 
 
 def command(module: str, *arguments: object) -> list[str]:
-    """What runs `module` as `python -m` would. The working directory, where it counts for this process, comes last."""
-    places = [place for place in sys.path if place] + [""] * ("" in sys.path)
-    return [sys.executable, "-P", os.path.abspath(__file__), json.dumps(places), module, *map(str, arguments)]
+    """What runs `module` as `python -m` would, with this process's places."""
+    flags = [flag for name, flag in _FLAGS.items() if getattr(sys.flags, name)]
+    return [sys.executable, "-P", *flags, _FILE, json.dumps(places()), module, *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
     """Ours. An empty entry of PYTHONPATH (`PYTHONPATH=/lib:$PYTHONPATH`) is the working directory, also with -P."""
-    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    named = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(named)}
 
 
 def _adopt(package: str) -> None:
@@ -40,8 +69,8 @@ def _adopt(package: str) -> None:
 if __name__ == "__main__":
     import runpy
 
-    places = json.loads(sys.argv[1])
-    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+    first = json.loads(sys.argv[1])
+    sys.path[:] = [*first, *(place for place in sys.path if place not in first)]
     _adopt(_PACKAGE)
     del sys.argv[:2]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
+from boundedgen._engine import _start
+
 
 @cache
 def versions() -> Mapping[str, str]:
     """As of the first call, which reads files. Empty for what is not installed."""
-    try:
-        engine = importlib.metadata.version("openvino-genai")
-    except importlib.metadata.PackageNotFoundError:
-        engine = ""
+    found = importlib.metadata.distributions(name="openvino-genai", path=_start.places())
+    engine = next((distribution.version for distribution in found), "")
     return {"boundedgen": str(sys.modules["boundedgen"].__version__), "openvino-genai": engine}
 
 
