@@ -5,6 +5,8 @@ import itertools
 import os
 import time
 
+from boundedgen._descriptors import above_stdio
+
 PATIENCE = 1.0  #: seconds that closing waits for a thread that is about to ring
 
 _keys = itertools.count()
@@ -16,7 +18,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd = above_stdio(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._closed = False
         self._ringing: dict[int, None] = {}
 

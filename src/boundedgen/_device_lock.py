@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from boundedgen import _forks
 from boundedgen._arguments import kind_of, plain_str, reading, short
+from boundedgen._descriptors import above_stdio
 from boundedgen._errors import DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _open(path: str) -> int:
             raise ValueError(
                 f"device_lock is {short(path)}, which is no plain file; give one of its own to each device"
             )
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return above_stdio(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     except OSError as error:
         raise ValueError(f"device_lock is {short(path)}, which cannot be opened: {error.strerror}") from error
     except UnicodeError:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 from boundedgen._bounds import Limits
+from boundedgen._descriptors import above_stdio
 from boundedgen._engine import _start
 
 _VERDICTS_KEPT: Final = 1024
@@ -148,7 +149,7 @@ class _Child:
     """One life of the process, and the socket to it. Raises _Died and TimeoutError."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = (socket.socket(fileno=above_stdio(end.detach())) for end in socket.socketpair())
         self._link, self._unread = ours, b""
         command = _start.command(_CHILD, os.getpid(), theirs.fileno())
         quiet = subprocess.DEVNULL

@@ -23,6 +23,7 @@ from typing import Any, final
 from boundedgen import _engine
 from boundedgen._bounds import Limits
 from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
+from boundedgen._descriptors import above_stdio
 from boundedgen._engine import _stacks, _start
 from boundedgen._engine._frames import Decoder, Frame, OtherVersionError, Outbox, WireError
 from boundedgen._engine._process import Ears, Life, Tap, reap_lost
@@ -143,10 +144,13 @@ def start(module: str, incarnation: int, limits: Limits, inherited: tuple[int, .
 
 
 def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
-    ends = os.pipe2(os.O_CLOEXEC)
-    for fd in ends:
-        undo.callback(os.close, fd)
-    return ends
+    read, write = os.pipe2(os.O_CLOEXEC)
+    with contextlib.ExitStack() as at_fault:
+        at_fault.callback(os.close, write)
+        undo.callback(os.close, read := above_stdio(read))
+        at_fault.pop_all()
+    undo.callback(os.close, write := above_stdio(write))
+    return read, write
 
 
 def _widen(fd: int) -> None:

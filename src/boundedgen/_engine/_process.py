@@ -11,6 +11,7 @@ from collections import deque
 from typing import final
 
 from boundedgen._core._events import UNKNOWN_STATUS
+from boundedgen._descriptors import above_stdio
 from boundedgen._engine import _stacks
 
 _READ = 1 << 16  #: a larger buffer is mapped, and unmapped, at every read: 35 us of nothing
@@ -112,9 +113,9 @@ class Life:
 
     def sight(self) -> _stacks.Sight:
         with contextlib.ExitStack() as undo:
-            pidfd = os.dup(self.pidfd)
+            pidfd = above_stdio(os.dup(self.pidfd))
             undo.callback(os.close, pidfd)
-            stacks = os.dup(self._stacks)
+            stacks = above_stdio(os.dup(self._stacks))
             undo.pop_all()
         return _stacks.Sight(self.pid, self.text(), pidfd, stacks)
 

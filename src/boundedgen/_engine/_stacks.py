@@ -13,6 +13,8 @@ import signal
 
 from attrs import frozen
 
+from boundedgen._descriptors import above_stdio
+
 SIGNAL = signal.SIGUSR2
 _PR_SET_PTRACER = 0x59616D61
 
@@ -33,7 +35,7 @@ class Sight:
 
 def create() -> int:
     """A descriptor of memory without a name, gone with its last descriptor."""
-    return os.memfd_create("boundedgen-stacks", os.MFD_CLOEXEC)
+    return above_stdio(os.memfd_create("boundedgen-stacks", os.MFD_CLOEXEC))
 
 
 def offer(stacks: int, parent: int) -> None:

@@ -12,6 +12,7 @@ import struct
 from typing import final
 
 from boundedgen._core._events import Pulse
+from boundedgen._descriptors import above_stdio
 
 _PAGE = 4096
 _SLOT = struct.Struct("@QQdddQQ")
@@ -22,7 +23,7 @@ _MOST = (1 << 64) - 1
 
 def create() -> int:
     """A descriptor of a fresh page of zeros. It has no name and is gone with its last descriptor and mapping."""
-    fd = os.memfd_create("boundedgen-stamps", os.MFD_CLOEXEC)
+    fd = above_stdio(os.memfd_create("boundedgen-stamps", os.MFD_CLOEXEC))
     os.ftruncate(fd, _PAGE)
     return fd
 
