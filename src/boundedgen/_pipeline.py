@@ -319,7 +319,7 @@ class BoundedPipeline:
         """Accept nothing new, let what is inside end for `drain` seconds, settle the rest SHUTDOWN, end the engine.
 
         With `drain` 0, the default, everything is settled at once. During a drain what waits is still admitted, bounds,
-        leases and watchdogs hold, and an engine that dies is not replaced.
+        leases and watchdogs hold, and an engine that dies is not replaced, but one that is being recycled is.
 
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too,
         and raises nothing if the lane has failed. An exception that a signal raises in it (Ctrl-C) ends the drain.

@@ -228,6 +228,72 @@ def test_a_pipeline_that_closes_recycles_no_more() -> None:
     assert g.kills() == [Cause.CLOSE]
 
 
+def held_back(g: Governed) -> int:
+    """What waits while the engine is killed for its age."""
+    g.tick(90.0)
+    _, stay = g.running()
+    g.tick(10.0)
+    waits = g.submit()
+    leaves(g, stay)
+    assert g.kills() == [Cause.RECYCLE]
+    return waits
+
+
+@pytest.mark.parametrize("when", ["dying", "just gone", "starting"])
+def test_those_that_a_recycling_held_back_are_served_by_the_next_engine_also_while_it_drains(when: str) -> None:
+    g = Governed(OLD)
+    waits = held_back(g)
+    if when == "dying":
+        g.governor.close(30.0, g.now)
+        g.tick()
+        g.die()
+    elif when == "just gone":
+        g.governor.receive(ev.Exited(g.governor.life.incarnation, -9, ""), g.now)
+        g.governor.close(30.0, g.now)
+        g.tick()
+    else:
+        g.die()
+        g.governor.close(30.0, g.now)
+        g.tick()
+    assert (g.state(), g.reason(waits), len(g.all(ev.Spawn))) == ("draining", None, 2)
+    g.ready()
+    g.step(taken=(g.stay_of(waits),), outputs=(ev.Output(g.stay_of(waits), (7,)),))
+    leaves(g, g.stay_of(waits))
+    assert g.reason(waits) == "length"
+    assert g.kills() == [Cause.RECYCLE, Cause.CLOSE]
+    g.die()
+    assert g.state() == "closed"
+
+
+def test_a_drain_that_is_over_before_a_recycled_engine_has_left_is_over() -> None:
+    g = Governed(OLD)
+    waits = held_back(g)
+    g.governor.close(0.5, g.now)
+    g.tick(0.5)
+    assert g.reason(waits) == "shutdown"
+    g.die()
+    assert (g.state(), len(g.all(ev.Spawn))) == ("closed", 1)
+
+
+def test_a_recycled_engine_that_does_not_leave_while_it_drains_ends_the_drain() -> None:
+    g = Governed(OLD)
+    waits = held_back(g)
+    g.governor.close(30.0, g.now)
+    g.tick(OLD.reap)
+    assert (g.reason(waits), g.state()) == ("shutdown", "closed")
+
+
+def test_a_next_engine_that_does_not_start_while_it_drains_is_not_replaced() -> None:
+    g = Governed(OLD)
+    waits = held_back(g)
+    g.governor.close(30.0, g.now)
+    g.tick()
+    g.die()
+    g.die()
+    assert g.reason(waits) == "shutdown"
+    assert (g.state(), len(g.all(ev.Spawn))) == ("closed", 2)
+
+
 def test_a_recycled_engine_that_closes_meanwhile_is_not_replaced() -> None:
     g = Governed(OLD)
     g.tick(100.0)

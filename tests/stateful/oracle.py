@@ -472,7 +472,7 @@ class Oracle:
     def _spawn(self, effect: ev.Spawn, now: float) -> None:
         assert self.phase == "down", "never two engines at once"
         assert effect.incarnation == self.incarnation + 1
-        assert not self.closing
+        assert not self.closing or (self.recycled and now < self.drain_until)
         assert not self.given_up
         assert not self.permanent
         assert self.respawn_at is None or self._on_time(now, self.respawn_at), "started again too early or too late"

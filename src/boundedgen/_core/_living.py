@@ -140,7 +140,7 @@ class Living(Resuming):
     def _after_death(self, now: float) -> None:
         death = self.life.death
         assert death is not None
-        if self.life.closing:
+        if self.life.closing and not self._drains():
             move(self.life, EnginePhase.CLOSED)
         elif death.permanent:
             self._fail(now, death.detail)
@@ -169,24 +169,31 @@ class Living(Resuming):
         overdue = self.life.reap_overdue_at()
         if overdue is not None and now >= overdue:
             self._unkillable(now)
-        if self.life.respawn_at is not None and now >= self.life.respawn_at and not self.life.closing:
-            self._spawn(now)
         self._close_if_drained(now)
+        if self.life.respawn_at is not None and now >= self.life.respawn_at:
+            self._spawn(now)
 
     def _unkillable(self, now: float) -> None:
         """Killed, and still there: it may hold the device for ever, so no second one is started beside it."""
         if self.life.closing:
+            self._settle_all(Why.SHUTDOWN, now)
             move(self.life, EnginePhase.CLOSED)
             self._became()
         else:
             self._fail(now, f"the killed engine has not left within {self.limits.reap:g} s")
+
+    def _drains(self) -> bool:
+        """There is an engine, or one comes that nobody had to lose one for; the drain is not over."""
+        life = self.life
+        served = life.phase in (EnginePhase.UP, EnginePhase.STARTING) or life.orderly
+        return life.drain_until is not None and served
 
     def _close_if_drained(self, now: float) -> None:
         """While draining: close once nothing is left inside, or the time is up."""
         life = self.life
         if not life.closing or life.drain_until is None or life.phase is EnginePhase.CLOSED:
             return
-        if now < life.drain_until and self.sequences and life.phase in (EnginePhase.UP, EnginePhase.STARTING):
+        if now < life.drain_until and self.sequences and self._drains():
             return
         life.drain_until = life.respawn_at = None
         self._settle_all(Why.SHUTDOWN, now)
