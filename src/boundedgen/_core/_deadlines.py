@@ -25,11 +25,18 @@ class Agenda(Generic[K]):
     def set(self, key: K, at: float | None) -> None:
         """`key` is due at `at`; None: never."""
         if at is None:
-            self._at.pop(key, None)
+            if self._at.pop(key, None) is not None:
+                self._clear_if_empty()
             return
         self._at[key] = at
         if at < self._entered.get(key, float("inf")):
             self._push(key, at)
+
+    def _clear_if_empty(self) -> None:
+        """Which gives back the memory of however many there were."""
+        if not self._at:
+            for each in (self._at, self._entered, self._heap):
+                each.clear()
 
     def _push(self, key: K, at: float) -> None:
         if len(self._heap) > SLACK + 4 * len(self._at):
@@ -77,6 +84,7 @@ class Agenda(Generic[K]):
             if self._entered.get(key) == at:
                 del self._entered[key]
             del self._at[key]
+            self._clear_if_empty()
             yield key
 
 

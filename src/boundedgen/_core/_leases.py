@@ -57,7 +57,12 @@ class Leases:
         row = self._live.pop(lease, None)
         if row is not None:
             self._agenda.set(lease, None)
+            self._clear_if_empty()
         return row
+
+    def _clear_if_empty(self) -> None:
+        if not self._live:
+            self._live.clear()  # which gives its memory back
 
     def end_all(self) -> list[Lease]:
         rows = list(self._live.values())
@@ -77,7 +82,10 @@ class Leases:
 
     def expired(self, reading: float) -> list[Lease]:
         """End those whose time has come, earliest first."""
-        return [self._live.pop(lease) for lease in self._agenda.due(reading)]
+        found = [self._live.pop(lease) for lease in self._agenda.due(reading)]
+        if found:
+            self._clear_if_empty()
+        return found
 
     def grace(self, reading: float) -> None:
         """The engine is back: what was left plus a grace, at most the ttl; once, until it is renewed."""

@@ -32,12 +32,17 @@ class Occupying(Settling):
         margin, submission = self.admission.margin, sequence.submission
         if margin is None or sequence.admitted_at is not None or submission.sequences > 1 or len(self.queue) < 2:
             return None
-        tokens = self.forecast.expected_tokens(submission.max_new_tokens)
-        service = self.forecast.service_s(submission.prompt_tokens, tokens)
-        left = sequence.total_at - now
-        if service is None or left >= (1.0 + margin) * service:
+        left, most = sequence.total_at - now, submission.max_new_tokens
+        if self._takes(sequence, most) * (1.0 + margin) <= left:  # cheaper to find out than how long it may become
+            return None
+        service = self._takes(sequence, self.forecast.expected_tokens(most))
+        if service * (1.0 + margin) <= left:
             return None
         return f"it would take about {service:.3g} s, and {left:.3g} s were left"
+
+    def _takes(self, sequence: Sequence, tokens: int) -> float:
+        """Seconds inside, as far as is known."""
+        return self.forecast.service_s(sequence.submission.prompt_tokens, tokens) or 0.0
 
     def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float) -> None:
         self._line(sequence).admit(sequence, now)

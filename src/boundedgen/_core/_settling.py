@@ -72,6 +72,8 @@ class Settling(Books):
         """The one exit of every sequence: answer the caller, forget its timers, stop what it still has inside."""
         move(sequence, SequencePhase.SETTLED)
         del self.sequences[sequence.id]
+        if not self.sequences:
+            self.sequences.clear()  # which gives its memory back
         self.names.remove(sequence.submission)
         self._line(sequence).remove(sequence.id)
         self._wall.set(sequence.id, None)
