@@ -103,6 +103,23 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def overload(session: nox.Session) -> None:
+    """Half an hour at and beyond capacity, with clients that misbehave, beside the raw loop: SmolLM2. `-- --help`"""
+    install(session)
+    install_model(session)
+    arguments = session.posargs or ["--json", "bench-results/overload.json"]
+    session.run("python", "benchmarks/overload.py", *arguments)
+
+
+@nox.session
+def incident(session: nox.Session) -> None:
+    """The day of the incident in five minutes, the raw loop and boundedgen; draws docs/incident.png."""
+    install(session)
+    session.install("--quiet", "matplotlib")
+    session.run("python", "benchmarks/incident.py", *(session.posargs or ["--picture", "docs/incident.png"]))
+
+
+@nox.session
 def deep(session: nox.Session) -> None:
     """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts;
     loads that are killed, and compile caches that are spoilt.

@@ -1,0 +1,207 @@
+"""A lane at capacity and beyond, while its clients misbehave: the raw loop, then boundedgen, load by load.
+
+    python benchmarks/overload.py [--seconds 180] [--loads 0.5 1 2 4] [--small] [--json FILE]
+
+Arrivals are open (Poisson, seeded) at a multiple of what the raw loop serves in a closed one. A client gives up after
+its own timeout and tries again at once; some vanish in mid-stream and some stop, on top of those that are counted; a
+proxy goes on reading for whoever has left (benchmarks/clients.py). Both contestants are the same engine settings in a
+fresh process each, one after the other, and the clients are a process of their own. Exits 1 if boundedgen does less
+than 0.9 of capacity in the last third of a load from 1 up, or its probe takes too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, evolve
+from clients import GOOD, Clients, Manners, lane
+from throughput import machine
+from workload import Workload, small, smollm2
+
+HELD = 0.9  #: of capacity
+SAMPLED = ("at", "inside", "waiting", "orphans", "usage")
+SCRIPTS = {"raw": "lane_raw.py", "boundedgen": "lane_bounded.py"}
+
+
+def quantile(values: list[float], share: float) -> float | None:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
+
+
+async def one(
+    name: str, work: Workload, manners: Manners, load: float, capacity: float | None, given: argparse.Namespace
+) -> dict[str, Any]:
+    """One contestant at one load; `capacity` in requests a second, None: what it does itself in a closed loop."""
+    spec = {"model": work.model, "scheduler": work.scheduler(), "running_max": work.sequences, "ttl": manners.ttl}
+    async with lane(SCRIPTS[name], spec, manners, given.seed) as clients:
+        own = await clients.closed_loop(work.sequences, given.warm)
+        idle = await probed_idle(clients, name)
+        clients.restart()
+        probing = start_probing(clients, name)
+        await clients.arrive(load * (capacity or own), given.seconds)
+        probing()
+        row = figures(clients, given.seconds, capacity or own)
+        await clients.stop()
+    return {"contestant": name, "load": load, "own_capacity": own, "probe_idle": idle, **row}
+
+
+def start_probing(clients: Clients, name: str) -> Any:
+    if name == "boundedgen":
+        clients.say("probing", True)
+        return lambda: clients.say("probing", False)
+    return asyncio.create_task(clients.probe()).cancel
+
+
+async def probed_idle(clients: Clients, name: str) -> float:
+    """Median seconds of a probe on the idle lane."""
+    clients.restart()
+    stop = start_probing(clients, name)
+    await asyncio.sleep(6.5)
+    stop()
+    await asyncio.sleep(0.3)
+    return statistics.median(seconds or 0.0 for _, seconds in clients.probes)
+
+
+def figures(clients: Clients, seconds: float, capacity: float) -> dict[str, Any]:
+    counted = [a for a in clients.attempts if a.kind == GOOD]
+    done = [a for a in counted if a.how == "done" and a.ended is not None and a.ended <= seconds]
+    thirds = [sum(k * seconds / 3 <= (a.ended or 0) < (k + 1) * seconds / 3 for a in done) for k in range(3)]
+    times = [(a.ended or 0) - a.sent for a in done]
+    answered = [s if s is not None else 45.0 for _, s in clients.probes]
+    steps = [s for sample in clients.samples for s in sample["steps"]]
+    refusals = [(a.ended or 0) - a.sent for a in clients.attempts if a.how == "refused"]
+    last = clients.samples[-1] if clients.samples else {}
+    return {
+        "capacity": capacity,
+        "arrived": len(clients.late),
+        "attempts": len(clients.attempts),
+        "goodput": len(done) / seconds / capacity,
+        "goodput_thirds": [3 * n / seconds / capacity for n in thirds],
+        "total_p50": quantile(times, 0.5),
+        "total_p99": quantile(times, 0.99),
+        "first_p50": quantile([a.first - a.sent for a in done if a.first is not None], 0.5),
+        "late_inside": sum(a.entered and a.how in ("deadline", "gave up") for a in counted),
+        "refused": len(refusals),
+        "refusal_p50": quantile(refusals, 0.5),
+        "refusal_p99": quantile(refusals, 0.99),
+        "gave_up": sum(a.how == "gave up" for a in counted),
+        "ended": {how: sum(a.how == how for a in counted) for how in {a.how for a in counted}},
+        "hopeless": last.get("hopeless"),
+        "inside_max": max((s["inside"] for s in clients.samples), default=0),
+        "waiting_max": max((s["waiting"] for s in clients.samples), default=0),
+        "orphans_max": max((s["orphans"] for s in clients.samples), default=0),
+        "orphans_last": last.get("orphans"),
+        "probe_p50": quantile(answered, 0.5),
+        "probe_p99": quantile(answered, 0.99),
+        "probes": len(answered),
+        "step_p50": quantile(steps, 0.5),
+        "step_p99": quantile(steps, 0.99),
+        "step_max": max(steps, default=None),
+        "died": not clients.alive,
+        "sent_late_p50": quantile(clients.late, 0.5),
+        "sent_late_p99": quantile(clients.late, 0.99),
+        "last_sample": {k: v for k, v in last.items() if k != "steps"},
+        "series": {
+            "goodput_by_second": [sum(int(a.ended or -1) == s for a in done) for s in range(int(seconds))],
+            "samples": [
+                {k: s.get(k) for k in ("at", "inside", "waiting", "orphans", "usage")} for s in clients.samples
+            ],
+            "probes": clients.probes,
+        },
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    def number(name: str, digits: int = 2) -> str:
+        return "-" if row[name] is None else f"{row[name]:.{digits}f}"
+
+    cells = (
+        f"{row['load']:g}", row["contestant"], number("goodput"), f"{row['goodput_thirds'][2]:.2f}",
+        number("total_p50", 1), number("total_p99", 1), row["late_inside"], row["gave_up"], row["refused"],
+        row["hopeless"] if row["hopeless"] is not None else "-", row["inside_max"], row["waiting_max"],
+        row["orphans_max"], f"{number('probe_idle', 3)} {number('probe_p50', 3)} {number('probe_p99', 3)}",
+        f"{number('step_p50', 3)} {number('step_max', 3)}", "died" if row["died"] else "",
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+COLUMNS = (
+    *("load", "contestant", "goodput", "in the last third", "p50 s", "p99 s", "late inside", "gave up", "refused"),
+    *("hopeless", "inside max", "waiting max", "orphans max", "probe idle, p50, p99 s", "step p50, max s", "end"),
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
+
+
+def probe_allowed(row: dict[str, Any]) -> float:
+    return 2.0 * float(row["probe_idle"]) + float(row["step_max"] or 0.0)
+
+
+def complaints(rows: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for row in rows:
+        if row["contestant"] != "boundedgen":
+            continue
+        if row["load"] >= 1.0 and row["goodput_thirds"][2] < HELD:
+            found.append(
+                f"load {row['load']:g}: goodput {row['goodput_thirds'][2]:.2f} in the last third, below {HELD}"
+            )
+        if row["probe_p99"] is None or row["probe_p99"] > probe_allowed(row):
+            found.append(f"load {row['load']:g}: probe p99 {row['probe_p99']} s, allowed {probe_allowed(row):.3f} s")
+    return found
+
+
+async def contest(work: Workload, manners: Manners, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    print(HEAD, flush=True)
+    for load in arguments.loads:
+        capacity = arguments.capacity
+        for name in arguments.contestants:
+            row = await one(name, work, manners, load, capacity, arguments)
+            capacity = row["capacity"]
+            rows.append(row)
+            print(shown(row), flush=True)
+    return rows
+
+
+def arguments_given() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each load")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0])
+    parser.add_argument("--contestants", nargs="+", choices=tuple(SCRIPTS), default=list(SCRIPTS))
+    parser.add_argument("--sequences", type=int, default=8, help="slots")
+    parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")
+    parser.add_argument("--warm", type=float, default=15.0, help="seconds of the closed loop before each load")
+    parser.add_argument("--capacity", type=float, help="requests a second, instead of the raw loop's measured one")
+    parser.add_argument("--seed", type=int, default=0)
+    for name, value in asdict(Manners()).items():
+        if name != "vocab":
+            parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--json", help="write the figures there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = arguments_given()
+    model, vocab = (small(), 259) if arguments.small else (smollm2(), 40_000)
+    given = {name: getattr(arguments, name) for name in asdict(Manners()) if name != "vocab"}
+    manners = evolve(Manners(), vocab=vocab, **given)
+    work = Workload("overload", model, arguments.sequences, manners.prompt, manners.new, vocab)
+    rows = asyncio.run(contest(work, manners, arguments))
+    print(f"clients were sent late by p99 {max(row['sent_late_p99'] or 0 for row in rows):.3f} s at most")
+    if arguments.json:
+        Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(arguments.json).write_text(
+            json.dumps({"machine": machine(), "manners": asdict(manners), "rows": rows}, indent=1)
+        )
+    for complaint in (found := complaints(rows)):
+        print(complaint, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
