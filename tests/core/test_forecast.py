@@ -101,6 +101,42 @@ def test_the_service_time_of_a_steady_engine_is_predicted_with_its_error(gap_s: 
     assert 0.0 < forecast.error.value < 0.15
 
 
+@pytest.mark.parametrize("spread", [1, 3])
+def test_short_prompts_make_no_long_one_look_hopeless(spread: int) -> None:
+    """Their first token takes a step, however short they are: that is no price for each of their tokens."""
+    forecast, rng = Forecast(), random.Random(3)
+    for _ in range(10 * ENOUGH):
+        forecast.left(rng.randint(1, spread), 10, 0.2 * rng.uniform(0.8, 1.2), 1.1)
+    predicted = forecast.service_s(90, 10)
+    assert predicted is not None
+    assert predicted < 1.5
+
+
+def test_a_first_token_has_a_fixed_price_and_one_for_each_token_of_the_prompt() -> None:
+    forecast, rng = Forecast(), random.Random(4)
+    for _ in range(20 * ENOUGH):
+        prompt = rng.randrange(1, 1000)
+        first = 0.3 + 0.002 * prompt * rng.uniform(0.95, 1.05)
+        forecast.left(prompt, 2, first, first + 0.1)
+    assert forecast.service_s(10, 1) == pytest.approx(0.32, abs=0.08)
+    assert forecast.service_s(900, 1) == pytest.approx(2.1, rel=0.1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.floats(0.0, 100.0)), min_size=ENOUGH, max_size=40), st.integers(1, 9999)
+)
+def test_a_forecast_is_never_negative_nor_beyond_what_was_seen_by_much(
+    seen: list[tuple[int, float]], prompt: int
+) -> None:
+    forecast = Forecast()
+    for tokens, first_s in seen:
+        forecast.left(tokens, 1, first_s, first_s)
+    predicted = forecast.service_s(prompt, 1)
+    assert predicted is not None
+    longest, shortest = max(tokens for tokens, _ in seen), min(tokens for tokens, _ in seen)
+    assert 0.0 <= predicted <= 1e-6 + max(first_s for _, first_s in seen) * longest / shortest
+
+
 def test_what_is_expected_is_never_less_than_one_more_nor_more_than_may_be() -> None:
     forecast = Forecast()
     for tokens in (10, 20, 30, 40) * ENOUGH:

@@ -73,10 +73,39 @@ def _bucket(tokens: int) -> int:
 
 
 @define
+class Slope:
+    """The straight line through the latest, by least squares: a fixed part and one for each unit, neither below 0."""
+
+    _weight: float = 0.0
+    _x: float = 0.0  # means, by weight
+    _y: float = 0.0
+    _xx: float = 0.0  # sum of squares about the mean, by weight
+    _xy: float = 0.0
+    _most: float = 0.0  # of x
+
+    def add(self, x: float, y: float) -> None:
+        kept = KEEP * self._weight
+        self._weight = kept + 1.0
+        dx, dy = x - self._x, y - self._y
+        self._x += dx / self._weight
+        self._y += dy / self._weight
+        self._xx = KEEP * self._xx + dx * (x - self._x)
+        self._xy = KEEP * self._xy + dx * (y - self._y)
+        self._most = max(x, self._x + KEEP * (self._most - self._x))
+
+    def at(self, x: float) -> float:
+        """Not beyond the longest of the latest: a few short ones tell nothing of a long one, and so are no reason."""
+        slope = max(0.0, self._xy / self._xx) if self._xx > 0.0 else 0.0
+        if self._x > 0.0:
+            slope = min(slope, self._y / self._x)  # the fixed part is not below 0
+        return max(0.0, self._y + slope * (min(x, max(self._most, self._x)) - self._x))
+
+
+@define
 class Forecast:
     """Rates as seen by a sequence inside, at the loads there were: of its first token, and of each one after it."""
 
-    first: Average = field(factory=Average)  #: seconds from admission to the first token, for each token of the prompt
+    first: Slope = field(factory=Slope)  #: seconds from admission to the first token, by tokens of the prompt
     gap: Average = field(factory=Average)  #: seconds from one token to the next
     turn: Average = field(factory=Average)  #: seconds from one admission to the next, while others wait
     error: Average = field(factory=Average)  #: of predictions, as a share of them
@@ -98,7 +127,7 @@ class Forecast:
         predicted = self.service_s(prompt_tokens, tokens)
         if predicted:
             self.error.add(abs(total_s - predicted) / predicted)
-        self.first.add(first_s / max(1, prompt_tokens))
+        self.first.add(prompt_tokens, first_s)
         if tokens > 1:
             self.gap.add((total_s - first_s) / (tokens - 1))
         self.seen += 1
@@ -107,7 +136,7 @@ class Forecast:
         """Seconds from admission to the last of `tokens`; None: too little has been seen."""
         if self.seen < ENOUGH:
             return None
-        return self.first.value * prompt_tokens + self.gap.value * max(0, tokens - 1)
+        return self.first.at(prompt_tokens) + self.gap.value * max(0, tokens - 1)
 
     def wait_s(self, ahead: int) -> float | None:
         """Seconds until so many have come in, and then one more; None: too little has been seen."""
