@@ -118,6 +118,7 @@ def answer_times(values: Limits) -> str:
     step, longest = ordinary_step(values), longest_step(values)
     rows: list[tuple[str, str, str]] = [
         ("the engine's process dies, or `step()` raises, or it sends what cannot be read", "at once", "milliseconds"),
+        ("its reports end, and it lives", "(fixed)", "1 s"),
         (
             f"a step hangs: {SERVING} sequences of {CONTEXT} tokens each, one token a sequence",
             f"step + {SERVING}·step_per_token + {SERVING}·{CONTEXT}·step_per_attention",

@@ -185,16 +185,21 @@ class Driver:
             return now
         spoken_to, self._spoken_to = self._spoken_to, False
         if silent and not spoken_to:
-            self.governor.pulse(link.pulse(), now)
+            self._look(link, now)
             if self.governor.watch.verdict(now) is None:
                 return now
         reports, now = link.receive(), self._clock.now()
-        self.governor.pulse(link.pulse(), now)
+        self._look(link, now)
         for report in reports:
             self.leaving.hear(self, report, now)
             if isinstance(report, ev.Exited):
                 self._drop_link(link)
         return now
+
+    def _look(self, link: EngineLink, now: float) -> None:
+        self.governor.pulse(link.pulse(), now)
+        if commands := link.under_way():
+            self.governor.under_way(commands, now)
 
     def _drop_link(self, link: EngineLink) -> None:
         self._turning.forget()

@@ -61,6 +61,12 @@ class EngineLink(Protocol):
         """Write what the pipe takes now."""
         ...
 
+    def under_way(self) -> Sequence[tuple[str, int]]:
+        """Commands, `("admit" or "stop", stay)`, that did not fit into the pipe at once, if it took some since the last
+        call. Nothing is held against the engine that it could not have read.
+        """
+        ...
+
     def receive(self) -> list[Report]:
         """All that has arrived since the last call. `Exited` comes once, last."""
         ...

@@ -69,6 +69,9 @@ class HandLink:
     def flush(self) -> None:
         """Nothing waits."""
 
+    def under_way(self) -> Sequence[tuple[str, int]]:
+        return ()
+
     def receive(self) -> list[ev.Report]:
         with self._telling, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)

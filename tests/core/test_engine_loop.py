@@ -12,7 +12,7 @@ from boundedgen._engine._child import Loop
 from boundedgen._engine._line import Line
 from boundedgen._engine._seam import Metrics
 from boundedgen._engine._stamps import StampWriter
-from boundedgen._engine._wire import Halt, Word
+from boundedgen._engine._wire import Halt, Word, encode
 from boundedgen.abc import Request
 
 FACTS = EngineFacts(
@@ -30,6 +30,7 @@ class Inside:
     why: str = ""
     stopped: bool = False
     gone: bool = False
+    result: tuple[SequenceResult, ...] = ()
 
     def collect(self) -> tuple[list[int], list[float], str]:
         assert not self.stopped, "what was stopped cannot be read any more"
@@ -37,7 +38,7 @@ class Inside:
         return ready, [], self.why
 
     def results(self) -> tuple[SequenceResult, ...]:
-        return ()
+        return self.result
 
     def stop(self) -> None:
         self.stopped = True
@@ -78,6 +79,7 @@ class Hand:
 @define
 class Pipe:
     busy: bool = False
+    page: int = 1 << 19
     inbox: list[Word] = field(factory=list)
     sent: list[Word] = field(factory=list)
 
@@ -192,6 +194,45 @@ def test_while_the_parent_reads_nothing_one_report_grows_and_nothing_is_lost(chi
     (report,) = child.round()
     assert tokens([report]) == [1, 2, 3, 4, 5]
     assert (report.scheduled, report.steps, report.taken) == (5, 5, (1,))
+
+
+def test_while_the_parent_reads_nothing_a_report_that_is_large_enough_is_followed_by_another(child: Child) -> None:
+    child.round(request())
+    child.pipe.busy = True
+    for _ in range(10):
+        child.engine.stays[1].ready = [7] * 20_000
+        child.round()
+    child.pipe.busy = False
+    child.round()
+    reports = [word for word in child.pipe.sent if isinstance(word, Progress)]
+    assert len(tokens(reports)) == 200_000 + 12
+    assert 3 < len(reports) < 10
+    assert [report.steps for report in reports] == sorted({report.steps for report in reports})
+    assert max(len(encode(report, 1)) for report in reports) <= 2 * child.pipe.page
+
+
+def test_results_that_fit_into_no_report_together_come_one_after_another(child: Child) -> None:
+    child.round(request(1), request(2), request(3))
+    for stay in child.engine.stays.values():
+        stay.result, stay.why, stay.gone = (SequenceResult((12345,) * 100_000, (), 0.0),), "length", True
+    reports = child.round()
+    assert [[finish.stay for finish in report.finished] for report in reports] == [[1], [2], [3]]
+    assert [release.stay for report in reports for release in report.released] == [1, 2, 3]
+    assert max(len(encode(report, 1)) for report in reports) <= 2 * child.pipe.page
+
+
+def test_a_result_that_fits_into_no_report_ends_its_own_stay_only_and_when_it_is_released(child: Child) -> None:
+    child.round(request(1), request(2))
+    large = child.engine.stays[1]
+    large.result, large.why = (SequenceResult((12345,) * 30_000, (), 0.0),) * 16, "length"
+    (report,) = child.round(Halt(1))
+    assert (report.finished, report.refused, report.released, report.stopping) == ((), (), (), ())
+    large.gone = True
+    (report,) = child.round()
+    (refusal,) = report.refused
+    assert (refusal.stay, report.released) == (1, ())
+    assert "Limits.frame_bytes" in refusal.text
+    assert tokens([report]) == [3], "the other one goes on"
 
 
 def test_after_an_exception_the_engine_is_never_called_again(child: Child) -> None:

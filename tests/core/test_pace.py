@@ -234,9 +234,25 @@ def test_steps_during_which_the_driver_stood_still_teach_nothing() -> None:
     watch = watching()
     for n in range(1, 5):
         began = 50.0 * n
-        watch.woke(began + 40.0)
+        watch.woke(began, began + 40.0)
         watch.reported(report(n, began, began + 40.5), began + 40.5)
     assert max(watch.pace.rates) == 0.0
+
+
+def test_a_hung_step_is_found_by_a_driver_that_stalls_again_and_again() -> None:
+    g = Governed()
+    g.running()
+    began, stalls = g.now, 0
+    g.steps += 1
+    while g.governor.life.up:
+        for late in (1.0, 1.0, 1.0, 3.0):
+            g.governor.next_wakeup()
+            g.now += late
+            stalls += late > 1.0
+            g.governor.pulse(Pulse(g.steps, g.steps - 1, began, began, 0.0), g.now)
+            g.tick()
+        assert stalls < 100, "a hung step is believed for ever"
+    assert stalls >= 2, "and not before its budget was used up"
 
 
 def test_a_report_that_is_heard_in_the_wake_after_a_standstill_teaches_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause, Progress, Pulse, Release
 from boundedgen._core._pace import FIRST_STEPS
-from boundedgen._core._watch import ACK_STEPS, LOOK, Watch
+from boundedgen._core._watch import ACK_STEPS, LOOK, PARTING, Watch
 
 LIMITS = Limits(
     boot=100.0, first_step=40.0, new_shape=0.0, step=10.0, step_per_token=0.5, step_per_attention=0.25,
@@ -133,16 +133,78 @@ def test_the_next_look_is_at_the_budget_or_a_second_ahead(
 
 
 @pytest.mark.parametrize(("scene", "cause", "budget"), SCENES)
-def test_a_driver_that_was_stopped_starts_every_clock_anew(
+def test_time_in_which_the_driver_stood_still_is_not_counted_and_what_was_known_before_stays_known(
     scene: Callable[[], Watch], cause: Cause, budget: float
 ) -> None:
     watch = scene()
-    woke = NOW + 500.0
-    watch.woke(woke)
-    assert watch.verdict(woke + budget - TINY) is None
-    verdict = watch.verdict(woke + budget)
+    standstills = [(NOW + 0.25, NOW + 500.0), (NOW + 500.5, NOW + 501.5), (NOW + 502.0, NOW + 504.0)]
+    for since, woke in standstills:
+        watch.looked(watch.pulse)
+        watch.woke(since, woke)
+        assert watch.verdict(woke) is None
+    due = NOW + budget + sum(woke - since for since, woke in standstills)
+    assert watch.verdict(due - TINY) is None
+    verdict = watch.verdict(due + TINY)
     assert verdict is not None
     assert verdict[0] is cause
+
+
+def test_a_step_that_began_while_the_driver_stood_still_is_judged_from_its_wake() -> None:
+    watch = up()
+    watch.holding(True, NOW)
+    in_step(watch, NOW + 100)
+    watch.woke(NOW, NOW + 300)
+    assert watch.verdict(NOW + 310 - TINY) is None
+    assert watch.verdict(NOW + 310) is not None
+
+
+def test_time_outside_of_steps_is_lost_only_as_far_as_the_driver_stood_still() -> None:
+    watch = up()
+    watch.ordered("admit", 1, NOW)
+    watch.looked(Pulse(1, 0, NOW + 1, NOW))  # one second outside
+    watch.looked(Pulse(1, 1, NOW + 1, NOW + 91, 90.0))  # a step of 90 seconds; 9 outside by now, unwatched
+    watch.woke(NOW + 1, NOW + 100)
+    assert watch.verdict(NOW + 102 - TINY) is None
+    verdict = watch.verdict(NOW + 102 + TINY)
+    assert verdict is not None
+    assert verdict[0] is Cause.ACK
+
+
+def test_standstills_that_nobody_can_ask_for_any_more_are_forgotten() -> None:
+    watch = up()
+    for at in range(1000):
+        watch.looked(Pulse(at, at, NOW + 10 * at, NOW + 10 * at))
+        watch.holding(False, NOW + 10 * at)
+        watch.holding(True, NOW + 10 * at)
+        watch.woke(NOW + 10 * at, NOW + 10 * at + 5)
+    assert len(watch._stood._spans) <= 2
+    assert len(watch._stood_outside._spans) <= 2
+
+
+# --- what could not have been read -----------------------------------------------------------------------------------
+
+
+def test_a_command_that_the_pipe_takes_bit_by_bit_is_overdue_only_when_it_takes_no_more() -> None:
+    watch = up()
+    watch.ordered("admit", 1, NOW)
+    for at in range(1, 20):
+        stepping(watch, ACK_STEPS, NOW + at)
+        watch.under_way([("admit", 1), ("stop", 2), ("", 0)], NOW + at)
+        assert watch.verdict(NOW + at + LIMITS.ack - TINY) is None
+    verdict = watch.verdict(NOW + 19 + LIMITS.ack)
+    assert verdict is not None
+    assert verdict[0] is Cause.ACK
+
+
+def test_an_engine_whose_reports_have_ended_has_a_moment_to_leave() -> None:
+    for watch in (up(), booting()):
+        watch.cut(NOW)
+        assert watch.verdict(NOW + PARTING - TINY) is None
+        verdict = watch.verdict(NOW + PARTING)
+        assert verdict is not None
+        assert verdict[0] is Cause.WIRE
+        watch.boot(NOW + PARTING)
+        assert watch.verdict(NOW + PARTING) is None
 
 
 @pytest.mark.parametrize(("scene", "cause", "budget"), SCENES)

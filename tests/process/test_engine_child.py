@@ -22,7 +22,7 @@ import pytest
 from process.engine_life import Life, alive, gone, simulated
 
 from boundedgen._bounds import Limits
-from boundedgen._core._events import BootFailed, Exited, Progress, Ready, StepRaised, WireBroken
+from boundedgen._core._events import BootFailed, Exited, Progress, Ready, StepRaised, WireBroken, WireEnded
 from boundedgen._engine import _host, _process
 from boundedgen.abc import Request
 
@@ -206,37 +206,61 @@ def test_reports_that_nobody_reads_never_block_the_engine_and_no_token_is_lost()
 
 
 def test_a_long_prompt_never_blocks_the_parent_while_the_engine_is_in_a_step() -> None:
-    with alive(simulated({"slow_at": 1, "slow_s": 1.5, "gil": True})) as life:
+    with alive(simulated({"slow_at": 1, "slow_s": 1.5, "gil": True}, num_kv_blocks=40_000)) as life:
         life.admit([5], max_new_tokens=2)
         while not life.link.pulse().in_step:
             time.sleep(0.001)
         began = time.monotonic()
-        stay = life.admit([200] * 30_000, max_new_tokens=2)
+        stay = life.admit([200] * 400_000, max_new_tokens=2)
         life.link.receive()
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < 0.5
         assert life.link.fileno_to_write() is not None
         life.released(stay)
-        assert life.tokens(stay) == sim_tokens([200] * 30_000, 2)
+        assert life.tokens(stay) == sim_tokens([200] * 400_000, 2)
         assert life.link.fileno_to_write() is None
 
 
 def test_commands_beyond_the_outbox_wait_in_their_order_while_the_engine_is_in_a_step() -> None:
     limits = Limits(outbox_bytes=1 << 16, frame_bytes=1 << 20)
-    with alive(simulated({"slow_at": 1, "slow_s": 0.5}, limits)) as life:
+    with alive(simulated({"slow_at": 1, "slow_s": 0.5}, limits, num_kv_blocks=40_000)) as life:
         first = life.admit([5], max_new_tokens=3)
         while not life.link.pulse().in_step:
             time.sleep(0.001)
         os.kill(life.pid, signal.SIGSTOP)
-        long = [life.admit([200] * 40_000, max_new_tokens=1) for _ in range(5)]
+        long = [life.admit([200] * 150_000, max_new_tokens=1) for _ in range(5)]
         life.link.stop(long[-1])
-        assert not life.link._outbox.room
-        assert len(life.link._words) > 1
+        life.link.stop(first)
+        assert not life.link._waiting._outbox.room
+        assert len(life.link._waiting._words) > 1
         os.kill(life.pid, signal.SIGCONT)
         life.released(first, *long)
         taken = [stay for report in life.all(Progress) for stay in report.taken]
         assert [stay for stay in taken if stay != long[-1]] == [first, *long[:-1]]
         assert long[-1] in taken, "with its stop right behind it, it may never have entered the engine"
         assert life.tokens(long[-1]) == ()
+
+
+def test_what_is_said_while_nobody_listens_comes_in_reports_of_bounded_size() -> None:
+    with alive(simulated(limits=Limits(frame_bytes=1 << 20), num_kv_blocks=40_000)) as life:
+        stays = [life.admit([5, n], max_new_tokens=12_000, logprobs=1) for n in range(16)]
+        large = life.admit([6], max_new_tokens=14_000, num_return_sequences=16, do_sample=True)
+        until = time.monotonic() + 20
+        while life.link.pulse().steps_ended < 14_000 and time.monotonic() < until:
+            time.sleep(0.05)
+        life.at_rest()
+        assert all(len(life.tokens(stay)) == 12_000 for stay in stays)
+        assert [refusal.stay for report in life.all(Progress) for refusal in report.refused] == [large]
+
+
+def test_an_engine_whose_reports_end_says_so_once_and_one_that_dies_says_only_that() -> None:
+    with alive(simulated({"hush_at": 5})) as life:
+        life.admit([5], max_new_tokens=100_000)
+        life.until(lambda report: isinstance(report, WireEnded))
+        time.sleep(0.1)
+        assert life.turn() == [], "and it keeps nobody awake"
+        life.link.kill()
+        assert life.exited().status == -9
+        assert len(life.all(WireEnded)) == 1
 
 
 def test_a_prompt_longer_than_a_report_may_be_reaches_the_engine() -> None:

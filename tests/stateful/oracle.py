@@ -20,6 +20,7 @@ from boundedgen.testing._ready_time import ReadyTime
 from boundedgen.testing._sim import SimEngine
 
 EPS = 1e-6
+NOTICED = 1.5  #: seconds between two wakes: LOOK + LATE of the watch; a shorter absence may pass for none
 BLAMED = (
     ev.Cause.STEP,
     ev.Cause.STEP_RAISED,
@@ -150,7 +151,9 @@ class Oracle:
         self.ready_since = float("inf")
         self.progress_at: float | None = None
         self.woke_at = float("-inf")
-        self.woke_outside = float("-inf")
+        self.awake_at, self.awake_outside = 0.0, 0.0  #: the last wake
+        self.absences: list[tuple[float, float]] = []  #: from a wake to one that came too late
+        self.absences_outside: list[tuple[float, float]] = []
         self.rss: int | None = None  #: as the engine that is up told last
         self.safe = False  #: in this wake: the engine is too old or too large, and holds nothing
         self.empty_at = 0.0  #: the wake since which it has held nothing
@@ -246,8 +249,10 @@ class Oracle:
         self.drain_until = min(self.drain_until, now + max(0.0, drain_s))
 
     def stalled(self, now: float) -> None:
-        """The driver was stopped and wakes now: evidence from before does not count against the engine."""
-        self.woke_at, self.woke_outside = now, self._outside(now)
+        """The driver was stopped and wakes now: nothing of the time since its last wake counts against the engine."""
+        self.woke_at = now
+        self.absences.append((self.awake_at, now))
+        self.absences_outside.append((self.awake_outside, self._outside(now)))
         for row in self.open_rows():
             row.stalled = True
         for lease in self.leases.values():
@@ -500,7 +505,8 @@ class Oracle:
             )
             if effect.cause is ev.Cause.STEP:
                 pulse = self.engine.pulse(now)
-                age = now - max(pulse.begun_at, self.woke_at)
+                noticed = [(since, to) for since, to in self.absences if to - since > NOTICED]
+                age = _without(noticed, pulse.begun_at, now)
                 assert age > self.budgets.of(pulse) - EPS, "a step is killed before its budget is used up"
             self._failed(now)
         self.phase, self.killed_at, self.died_now = "dying", now, True
@@ -729,6 +735,7 @@ class Oracle:
 
     def after_wake(self, now: float) -> None:
         """What must hold whenever the driver goes to sleep."""
+        self.awake_at, self.awake_outside = now, self._outside(now)
         assert not (self.closing and self.phase == "down"), "closed once the engine is gone"
         assert not (self.safe and self.phase == "up"), "a worn engine that holds nothing is recycled at once"
         assert not (self.recycled and self.phase == "down"), "and the next one is started at once"
@@ -779,7 +786,7 @@ class Oracle:
         """A fault is noticed in its time: the converse of 'no false kill'."""
         limits, engine = self.limits, self.engine
         if self.phase == "starting":
-            assert now - max(self.spawned_at, self.woke_at) < limits.boot + EPS, "a boot is overdue"
+            assert self._watched(self.spawned_at, now) < limits.boot + EPS, "a boot is overdue"
         if self.phase == "dying":
             assert now - self.killed_at < limits.reap + EPS or now == self.woke_at, "a killed engine is overdue"
         if self.phase != "up" or engine is None:
@@ -790,12 +797,12 @@ class Oracle:
                 steps = self.reported_steps - stay.stop_taken_steps
                 assert steps < limits.reclaim_steps, "a stay is not released, and nobody noticed"
         if pulse.in_step:
-            assert now - max(pulse.begun_at, self.woke_at) < self.budgets.of(pulse) + EPS, "a step is overdue"
+            assert self._watched(pulse.begun_at, now) < self.budgets.of(pulse) + EPS, "a step is overdue"
             return
         for stay in self.open_stays():
             self._check_stay_is_judged(stay, now)
         if self.progress_at is not None and list(self.open_stays()):
-            age = now - max(self.progress_at, self.woke_at)
+            age = self._watched(self.progress_at, now)
             assert age < limits.progress + self._longest_step(engine) + 1.0 + EPS, "no progress, and nobody noticed"
 
     def _longest_step(self, engine: SimEngine) -> float:
@@ -803,9 +810,13 @@ class Oracle:
 
     def _check_stay_is_judged(self, stay: StayRow, now: float) -> None:
         limits = self.limits
-        waited = self._outside(now) - max(stay.sent_outside, self.woke_outside)
+        waited = _without(self.absences_outside, stay.sent_outside, self._outside(now))
         if not stay.taken or (stay.stop_sent and not stay.ended):
             assert waited < limits.ack + EPS, "a command is not taken, and nobody noticed"
+
+    def _watched(self, at: float, now: float) -> float:
+        """The seconds since `at` in which somebody looked."""
+        return _without(self.absences, at, now)
 
     def _outside(self, now: float) -> float:
         """A clock that stands still inside of steps."""
@@ -826,6 +837,10 @@ class Oracle:
         """Those that may be admitted."""
         rows = (r for r in self.open_rows() if r.cleared and r.submission.probe is probe)
         return [r for r in rows if r.stay is None or self.stays[r.stay].proved]
+
+
+def _without(absences: list[tuple[float, float]], at: float, until: float) -> float:
+    return until - at - sum(max(0.0, min(to, until) - max(since, at)) for since, to in absences)
 
 
 def _plus(at: float, bound: float | None) -> float:

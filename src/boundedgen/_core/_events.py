@@ -160,6 +160,13 @@ class StepRaised:
 
 
 @frozen
+class WireEnded:
+    """Nothing more will be heard of the engine but its exit, which may be a moment away."""
+
+    incarnation: int
+
+
+@frozen
 class WireBroken:
     incarnation: int
     text: str
@@ -177,7 +184,7 @@ class Exited:
     text: str  #: the end of its output
 
 
-Report = Ready | BootFailed | Progress | StepRaised | WireBroken | Exited
+Report = Ready | BootFailed | Progress | StepRaised | WireEnded | WireBroken | Exited
 
 
 @frozen

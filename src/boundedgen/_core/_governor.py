@@ -5,6 +5,8 @@ The order within a wake is the driver's: `pulse`, all reports, all commands, `ti
 wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expiry comes before admission.
 """
 
+from collections.abc import Collection
+
 from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
@@ -159,6 +161,10 @@ class Governor(Reporting):
         self.watch.looked(pulse)
         self._notice_a_standstill(now)
 
+    def under_way(self, commands: Collection[tuple[str, int]], now: float) -> None:
+        """Commands that the pipe takes bit by bit, and took some of since the last wake. After `pulse`."""
+        self.watch.under_way(commands, now)
+
     def receive(self, report: ev.Report, now: float) -> None:
         """A report of another incarnation, or of one that is being killed, changes nothing (but its exit counts)."""
         if report.incarnation != self.life.incarnation:
@@ -179,6 +185,8 @@ class Governor(Reporting):
                 self._kill(Death(ev.Cause.BOOT, report.text, report.permanent, report.kind), now)
             case ev.StepRaised():
                 self._kill(Death(ev.Cause.STEP_RAISED, report.text), now)
+            case ev.WireEnded():
+                self.watch.cut(now)
             case ev.WireBroken():
                 self._kill(Death(ev.Cause.WIRE, report.text), now)
 
@@ -186,7 +194,8 @@ class Governor(Reporting):
 
     def _notice_a_standstill(self, now: float) -> None:
         if self._expected is not None and now > self._expected + LATE:
-            self.watch.woke(now)
+            self.watch.woke(self._now, now)
+            self._expected = None
 
     def tick(self, now: float) -> None:
         """Leases, then deadlines, then the engine's life and those lost with it, then admission; then, is it idle?"""

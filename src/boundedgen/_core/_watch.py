@@ -1,10 +1,11 @@
 """Is the engine doing what it was told, in time? Every budget of design §3.3, and what is judged by which evidence.
 
-Evidence is judged only if it was gathered after the driver woke up: `woke` moves the beginning of every clock to now,
-so that a suspended machine, or a parent that was stopped, is not taken for a hung engine.
+Time in which the driver did not run counts against nobody (`woke`), so that a suspended machine, or a parent that was
+stopped, is not taken for a hung engine. What was known before stays known: a server that stalls now and then would
+never find a hang otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from attrs import Factory, define, field
 
@@ -13,11 +14,18 @@ from boundedgen._core._events import Cause, Progress, Pulse
 from boundedgen._core._pace import Pace
 
 ACK_STEPS = 4  #: whole steps begun since a command was sent must have been reported, before its ack is overdue
-LATE = 0.5  #: seconds by which a wake-up may be late before older evidence is void
+LATE = 0.5  #: seconds by which a wake-up may be late before the driver is said to have stood still
 _NO_RETURN = "step {} ({} tokens) did not return within {:.3g} s"
 _NO_PROGRESS = "steps return, but nothing was scheduled and nothing released for {:g} s"
 _Due = tuple[float, Cause, str, tuple[object, ...]]  #: when, what, and how to say it
+PARTING = 1.0  #: seconds between the end of its reports and its own, for an engine that is dying anyway
 LOOK = 1.0  #: while there is work, the driver looks at least this often, so that it can tell that it was stopped
+
+
+def _outside(pulse: Pulse, now: float) -> float:
+    """A clock that stands still inside of steps."""
+    inside = now - pulse.begun_at if pulse.in_step else 0.0
+    return now - pulse.inside_s - max(0.0, inside)
 
 
 @define
@@ -39,6 +47,25 @@ class _Reclaim:
 
 
 @define
+class _Standstills:
+    """Of the driver, as readings of one clock. What began before them, or in them, is given their time on top."""
+
+    _spans: list[tuple[float, float]] = field(factory=list)
+
+    def add(self, began: float, ended: float, oldest: float) -> None:
+        """`oldest`: the beginning of all that is still judged."""
+        self._spans = [span for span in self._spans if span[1] > oldest]
+        self._spans.append((began, ended))
+
+    def forget(self) -> None:
+        self._spans.clear()
+
+    def since(self, at: float) -> float:
+        """`at`, moved by all the time in which the driver stood still after it."""
+        return at + sum([ended - max(at, began) for began, ended in self._spans if ended > at])
+
+
+@define
 class Watch:
     limits: Limits
     pace: Pace = Factory(lambda self: Pace(self.limits), takes_self=True)
@@ -49,7 +76,10 @@ class Watch:
     progress_at: float | None = None  #: None while the engine holds nothing
     moved_at: float = float("-inf")  #: the last progress there was, whatever the engine holds now
     _woke_at: float = float("-inf")
-    _woke_outside: float = float("-inf")
+    _cut_at: float | None = None  # its reports have ended
+    _stood: _Standstills = field(factory=_Standstills)
+    _stood_outside: _Standstills = field(factory=_Standstills)
+    _earlier: Pulse = field(factory=Pulse)  # of the look before the last one
     _orders: dict[tuple[str, int], _Order] = field(factory=dict)
     _reclaims: dict[int, _Reclaim] = field(factory=dict)
     _ready: bool = False
@@ -57,7 +87,7 @@ class Watch:
     def boot(self, now: float) -> None:
         """A new incarnation has been started."""
         self.over()
-        self.boot_at, self.pulse, self.steps = now, Pulse(), 0
+        self.boot_at, self.pulse, self._earlier, self.steps = now, Pulse(), Pulse(), 0
         self.pace.boot()
 
     def ready(self) -> None:
@@ -65,24 +95,42 @@ class Watch:
 
     def over(self) -> None:
         """The incarnation is being killed, or is gone: nothing is expected of it any more."""
-        self.boot_at, self._ready, self.progress_at = None, False, None
+        self.boot_at, self._ready, self.progress_at, self._cut_at = None, False, None, None
+        self._stood.forget()
+        self._stood_outside.forget()
         self._orders.clear()
         self._reclaims.clear()
 
     # --- what happened -------------------------------------------------------------------------------------------
 
-    def woke(self, now: float) -> None:
-        """The driver did not run for a while; what it reads from now on is fresh, what it knew is not."""
-        self._woke_at, self._woke_outside = now, self._outside(now)
+    def woke(self, since: float, now: float) -> None:
+        """The driver did not run between its last wake, at `since`, and now. Told after this wake's first look."""
+        commands: list[_Order | _Reclaim] = [*self._orders.values(), *self._reclaims.values()]
+        begun_at = self.pulse.begun_at if self.pulse.in_step else None
+        known = [self.boot_at, self._cut_at, self.progress_at, begun_at, *(one.at for one in commands)]
+        self._stood.add(since, now, min((at for at in known if at is not None), default=now))
+        outside, earlier = self._outside(now), _outside(self._earlier, since)
+        self._stood_outside.add(earlier, outside, min((one.outside for one in commands), default=outside))
+        self._woke_at = now
 
     def looked(self, pulse: Pulse) -> None:
         """At the stamps. What was ordered in an earlier wake is sent: steps that begin from here on come after it."""
-        self.pulse = pulse
+        self._earlier, self.pulse = self.pulse, pulse
         for order in self._orders.values():
             order.steps = pulse.steps_begun if order.steps is None else order.steps
 
     def ordered(self, what: str, stay: int, now: float) -> None:
         self._orders[what, stay] = _Order(now, self._outside(now))
+
+    def under_way(self, commands: Collection[tuple[str, int]], now: float) -> None:
+        """They did not fit into the pipe at once, and it takes them bit by bit: each bit is a beginning."""
+        for command in commands:
+            if command in self._orders:
+                self.ordered(*command, now)
+
+    def cut(self, now: float) -> None:
+        """Its reports have ended. It is leaving, or will never be heard again."""
+        self._cut_at = now
 
     def taken(self, what: str, stay: int) -> None:
         self._orders.pop((what, stay), None)
@@ -115,26 +163,26 @@ class Watch:
     # --- what is overdue -----------------------------------------------------------------------------------------
 
     def _outside(self, now: float) -> float:
-        """A clock that stands still inside of steps."""
-        inside = now - self.pulse.begun_at if self.pulse.in_step else 0.0
-        return now - self.pulse.inside_s - max(0.0, inside)
+        return _outside(self.pulse, now)
 
     def step_budget(self) -> float:
         """Seconds that the step in flight may take."""
         return self.pace.budget(self.pulse)
 
     def _since(self, at: float) -> float:
-        return max(at, self._woke_at)
+        return self._stood.since(at)
 
     def _since_outside(self, reading: float, now: float) -> float:
         """The instant at which, with the engine outside of steps from now on, the clock began at `reading`."""
-        return now - (self._outside(now) - max(reading, self._woke_outside))
+        return now - (self._outside(now) - self._stood_outside.since(reading))
 
     def _dues(self, now: float) -> Iterator[_Due]:
         """Every instant at which something becomes overdue if nothing changes until then."""
         limits, pulse = self.limits, self.pulse
         if self.boot_at is not None:
             yield self._since(self.boot_at) + limits.boot, Cause.BOOT, "not ready within {:g} s", (limits.boot,)
+        if self._cut_at is not None:
+            yield self._since(self._cut_at) + PARTING, Cause.WIRE, "it lives, and its reports have ended", ()
         if not self._ready:
             return
         if pulse.in_step:

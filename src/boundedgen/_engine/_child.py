@@ -2,8 +2,9 @@
 
 One round: what the parent has sent is read; stays whose stop was asked for or whose deadline has passed are drained
 and stopped; then newcomers are admitted; then one step runs between two stamps; then its outputs, ends and releases
-go into one report. A report that the pipe does not take is merged with the next, so that the engine steps and stops
-on while the parent is away. With nothing held it sleeps in poll(). The end of the command pipe ends the process.
+go into one report. A report that the pipe does not take is merged with the next, up to a size, so that the engine
+steps and stops on while the parent is away. With nothing held it sleeps in poll(). The end of the command pipe ends
+the process.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
 from boundedgen._engine._tidings import Tidings
 from boundedgen._engine._versions import versions
-from boundedgen._engine._wire import Boot, Halt, Hello, Word
+from boundedgen._engine._wire import Boot, Halt, Hello, Word, size_of
 from boundedgen.abc import Request
 
+_REST = 1 << 18  #: bytes of a report that are not one result: its numbers, a table of some thousand stays
 HELD_EVERY = 64  #: steps between two tables of what is held
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"500"
@@ -49,6 +51,7 @@ class Held:
     deadline: float
     work: Work
     ended: bool = False
+    unsaid: str = ""  #: its result cannot be told, and why
     stopped_at: float | None = None
     steps_since: int = 0  #: begun after the stop was taken
 
@@ -142,8 +145,7 @@ class Loop:
         """Stopped before the engine saw it: taken, stopped and released in one breath."""
         self._tidings.taken.append(stay)
         self._tidings.stopping.append(stay)
-        self._tidings.released.append(Release(stay, 0, 0.0, 0))
-        self._tidings.news = True
+        self._tidings.release(Release(stay, 0, 0.0, 0))
 
     # admissions
 
@@ -166,8 +168,7 @@ class Loop:
         self._tidings.news = self._restless = True
 
     def _refuse(self, stay: int, text: str) -> None:
-        self._tidings.refused.append(Refusal(stay, "invalid", text))
-        self._tidings.news = True
+        self._tidings.refuse(Refusal(stay, "invalid", text))
 
     # the step
 
@@ -206,15 +207,29 @@ class Loop:
         if why:
             held.ended = held.work.over = True
             why = "ignored" if why == "stopped" else why
-            self._tidings.finished.append(Finish(held.stay, why, held.inside.results()))
+            self._finish(held, Finish(held.stay, why, held.inside.results()))
         return held.ended
+
+    def _finish(self, held: Held, finish: Finish) -> None:
+        """In a report that has room for it; one that fits into none ends its stay only, when that is released."""
+        size, limit = size_of(finish), 2 * self._line.page - _REST
+        if size > limit:
+            held.unsaid = f"its result of {size} bytes is more than the {limit} that Limits.frame_bytes leaves for one"
+            return
+        if self._tidings.size + size > limit:
+            self._say()
+        self._tidings.finish(finish)
+        self._tidings.news = True
 
     def _release(self, held: Held) -> None:
         del self._held[held.stay]
+        if held.unsaid:
+            self._refuse(held.stay, held.unsaid)
+            return
         stopped = held.stopped_at is not None
         seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0
         late = held.inside.late_tokens() if stopped else 0
-        self._tidings.released.append(Release(held.stay, held.steps_since, seconds, late))
+        self._tidings.release(Release(held.stay, held.steps_since, seconds, late))
 
     def _poison(self, error: Exception) -> None:
         """After an exception the engine is never called again, not even to stop what is inside."""
@@ -223,20 +238,22 @@ class Loop:
         self._poisoned = True
         self._ended = now
         if self._tidings.news:
-            self._line.send(self._tidings.report(self._incarnation, self._steps, now, self._metrics))
-            self._tidings = Tidings()
+            self._say()
         self._line.send(StepRaised(self._incarnation, self._steps, f"{type(error).__name__}: {error}"))
 
     # the report
 
     def _tell(self) -> None:
-        if self._line.busy or not self._tidings.news:
+        if not self._tidings.news or (self._line.busy and self._tidings.size < self._line.page):
             return
         if self._tidings.table_due:  # of now: what merged reports admit and release is in it
             self._tidings.held = tuple(self._held)
         rss = None if self._size is None else self._size.due(time.monotonic())
+        self._say(rss)
+
+    def _say(self, rss: int | None = None) -> None:
         self._line.send(self._tidings.report(self._incarnation, self._steps, self._ended, self._metrics, rss))
-        self._tidings = Tidings()
+        self._tidings = Tidings(table_due=self._tidings.table_due and self._tidings.held is None)
 
 
 # --- birth -------------------------------------------------------------------------------------------------------

@@ -85,10 +85,12 @@ class Outbox:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._size = 0
+        self.written = 0  #: bytes that the pipe has taken so far
         self._waiting: deque[memoryview] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        """Frames of which something is left."""
+        return len(self._waiting)
 
     @property
     def room(self) -> bool:
@@ -110,6 +112,7 @@ class Outbox:
             except BlockingIOError:
                 return False
             self._size -= written
+            self.written += written
             self._drop(written)
         return True
 

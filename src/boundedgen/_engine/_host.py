@@ -15,25 +15,35 @@ import json
 import os
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from boundedgen import _engine
 from boundedgen._bounds import Limits
-from boundedgen._core._events import BootFailed, Exited, Progress, Pulse, Ready, Report, StepRaised, WireBroken
+from boundedgen._core._events import (
+    BootFailed,
+    Exited,
+    Progress,
+    Pulse,
+    Ready,
+    Report,
+    StepRaised,
+    WireBroken,
+    WireEnded,
+)
 from boundedgen._descriptors import above_stdio
 from boundedgen._engine import _stacks, _start
-from boundedgen._engine._frames import Decoder, Frame, OtherVersionError, Outbox, WireError
+from boundedgen._engine._commands import Commands
+from boundedgen._engine._frames import Decoder, Frame, OtherVersionError, WireError
 from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._versions import replaced, versions
-from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
+from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031
-_OUTPUT_PIPE = 1 << 20
+_WIDE = 1 << 20
 _CLOCK_S = 0.001  #: two readings of one clock by two processes differ by less
 
 
@@ -117,6 +127,7 @@ def start(module: str, incarnation: int, limits: Limits, inherited: tuple[int, .
         for fd in (*commands, *reports, *output):
             os.set_blocking(fd, False)
         _widen(output[1])
+        _widen(commands[1])
         began = time.monotonic()
         theirs = (commands[0], reports[1], stamps)
         numbers = (os.getpid(), incarnation, *theirs, limits.frame_bytes, stacks)
@@ -154,9 +165,9 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _widen(fd: int) -> None:
-    """Room for the engine's output while nobody reads it; what does not fit is lost, and blocks nobody."""
+    """Room for what is not read at once: of its output the rest is lost, and of a long prompt it waits for a step."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, _OUTPUT_PIPE)
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, _WIDE)
 
 
 @final
@@ -177,8 +188,7 @@ class ChildLink:
         self._incarnation, self._life, self._commands, self._reports = incarnation, life, commands, Tap(reports)
         self._ears, self._stamps, self._began = ears, stamps, began
         self._decoder = Decoder(limits.frame_bytes)
-        self._outbox = Outbox(limits.outbox_bytes)
-        self._words: deque[Word] = deque()  # commands that are not in it yet
+        self._waiting = Commands(commands, incarnation, limits.outbox_bytes)
         self._broken: WireBroken | None = None
         self._deaf = False  # the command pipe has no reader any more
         self._mute = False  # what comes from here on is not looked at
@@ -201,7 +211,7 @@ class ChildLink:
         return (self._ears.fileno(),)
 
     def fileno_to_write(self) -> int | None:
-        return self._commands if self._outbox and not self._deaf else None
+        return self._commands if self._waiting and not self._deaf else None
 
     def admit(self, request: Request) -> None:
         self.send(request)
@@ -210,25 +220,20 @@ class ChildLink:
         self.send(Halt(stay))
 
     def send(self, word: Word) -> None:
-        """Queue a command for the next `flush`. What Limits.outbox_bytes have no room for waits as it is."""
+        """Queue a command for the next `flush`."""
         if not (self._deaf or self._disposed):
-            self._words.append(word)
-
-    def _fill_the_outbox(self) -> bool:
-        """True: something is in it."""
-        while self._words and self._outbox.room:
-            self._outbox.put(encode(self._words.popleft(), self._incarnation))
-        return bool(self._outbox)
+            self._waiting.put(word)
 
     def flush(self) -> None:
         if self._deaf or self._disposed:
             return
         try:
-            while self._fill_the_outbox():
-                if not self._outbox.flush(self._commands):
-                    return
+            self._waiting.flush()
         except OSError:
             self._deaf = True  # it has died; the pidfd says so
+
+    def under_way(self) -> Sequence[tuple[str, int]]:
+        return () if self._deaf else self._waiting.under_way()
 
     def receive(self) -> list[Report]:
         if self._disposed or self._life.over:
@@ -236,11 +241,14 @@ class ChildLink:
         heard = self._ears.heard()
         status = self._life.reap() if self._life.pidfd in heard else None
         ended = status is not None  # after which it says nothing more, and what it said may be newer than `heard`
+        was_over = self._reports.over
         reports = self._read() if ended or self._reports.fd in heard else []
         if ended or self._life.output.fd in heard:
             self._life.drain()
         if self._reports.over or self._life.output.over:
             self._ears.forget(self._reports, self._life.output)
+        if self._reports.over and not (was_over or ended):
+            reports.append(WireEnded(self._incarnation))
         if self._broken is not None:
             reports.append(self._broken)
             self._broken = None

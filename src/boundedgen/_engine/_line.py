@@ -10,6 +10,7 @@ from boundedgen._engine._frames import LONGEST, Decoder, Outbox, WireError
 from boundedgen._engine._wire import Word, decode, encode
 
 _READ = 1 << 16
+_READS = 16  #: at once, so that the steps of others go on while long prompts come in
 
 
 @final
@@ -19,7 +20,10 @@ class Line:
     def __init__(self, commands: int, reports: int, incarnation: int, frame_bytes: int) -> None:
         self._commands, self._reports, self._incarnation = commands, reports, incarnation
         self._decoder = Decoder(LONGEST)  # what the parent takes in at its door is its own matter
-        self._outbox = Outbox(4 * frame_bytes)  # a report, one that merged what came meanwhile, and StepRaised
+        self._outbox = Outbox(frame_bytes)
+        self.page = (
+            frame_bytes // 2
+        )  #: bytes of a report; the other half is for one result, or for a table of what is held
         self._poll = select.poll()
         self._poll.register(commands, select.POLLIN)
         for fd in (commands, reports):
@@ -59,16 +63,17 @@ class Line:
 
     def _read(self) -> list[Word]:
         words: list[Word] = []
-        while True:
+        for _ in range(_READS):
             try:
                 data = os.read(self._commands, _READ)
             except BlockingIOError:
-                return words
+                break
             if not data:
                 os._exit(0)
             words += self._decode(data)
             if len(data) < _READ:
-                return words
+                break
+        return words
 
     def _decode(self, data: bytes) -> list[Word]:
         frames = list(self._decoder.feed(data))

@@ -8,6 +8,9 @@ from attrs import Factory, define
 
 from boundedgen._core._events import Finish, Output, Progress, Refusal, Release
 from boundedgen._engine._seam import Metrics
+from boundedgen._engine._wire import size_of
+
+_ROW, _TOKEN, _LOGPROB = 96, 16, 26  #: bytes that one takes in a frame, at most
 
 
 @final
@@ -15,6 +18,7 @@ from boundedgen._engine._seam import Metrics
 class Tidings:
     """What the parent has not been told yet: one step's worth, or several merged."""
 
+    size: int = 0  #: bytes of its frame, at most, but for the table of what is held
     news: bool = False
     began: float = 0.0
     scheduled: int = 0
@@ -30,12 +34,28 @@ class Tidings:
     released: list[Release] = Factory(list)
 
     def output(self, stay: int, token_ids: list[int], logprobs: list[float]) -> None:
+        self.size += _TOKEN * len(token_ids) + _LOGPROB * len(logprobs)
         earlier = self.outputs.get(stay)
         if earlier is None:
+            self.size += _ROW
             self.outputs[stay] = (token_ids, logprobs)
         else:
             earlier[0].extend(token_ids)
             earlier[1].extend(logprobs)
+
+    def finish(self, finish: Finish) -> None:
+        self.size += size_of(finish)
+        self.finished.append(finish)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.size += size_of(refusal)
+        self.refused.append(refusal)
+        self.news = True
+
+    def release(self, release: Release) -> None:
+        self.size += _ROW
+        self.released.append(release)
+        self.news = True
 
     def stepped(self, began: float, scheduled: int, load: tuple[int, int]) -> None:
         """`scheduled`: requests, as the engine tells; `load`: tokens and attention, as they were estimated before."""

@@ -222,6 +222,11 @@ def _to_refusal(v: Any) -> Refusal:
     return Refusal(_int(stay), _str(code), _str(text))
 
 
+def size_of(part: Finish | Refusal) -> int:
+    """Bytes that it takes in the frame of a report, and a separator."""
+    return 2 + len(_to_json(_from_finish(part) if isinstance(part, Finish) else _from_refusal(part)))
+
+
 def _from_release(e: Release) -> list[Any]:
     return [e.stay, e.steps, e.seconds, e.late_tokens]
 

@@ -7,14 +7,14 @@ time that Python needs to start, and the token at position p of a stay (its prom
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
 `incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from there
-on it takes no command), `stall_at` (from there on its steps return and do nothing) (step numbers), `raise_text`,
-`flood_bytes`, `grow_bytes`, `step_s` (each step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow
-steps hold the interpreter lock), `ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`,
-`boot_raises` ([kind, text, permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a
-CACHE_DIR of the properties holds a file named bad.blob), `device` (a file: it boots only if nobody else has it locked),
-`poison` (a token id: the first step with such a prompt inside crashes), `clock` (a file: the first fault in the loop
-writes its `time.monotonic()` there).
+`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from
+there on it takes no command), `hush_at` (its reports have ended, and it lives), `stall_at` (from there on its steps
+return and do nothing) (step numbers), `raise_text`, `flood_bytes`, `grow_bytes`, `step_s` (each step takes so long),
+`slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool),
+`ignore_sigterm` (bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise",
+"crash", "exit" or "hang": what loading does as long as a CACHE_DIR of the properties holds a file named bad.blob),
+`device` (a file: it boots only if nobody else has it locked), `poison` (a token id: the first step with such a prompt
+inside crashes), `clock` (a file: the first fault in the loop writes its `time.monotonic()` there).
 """
 
 from __future__ import annotations
@@ -196,7 +196,22 @@ class DeafStay(EngineStay):
 
 
 #: The faults of `FaultyEngine` that have a step of their own.
-_AT = ("hang", "raise", "exit", "crash", "garbage", "cut", "stale", "flood", "mute", "grow", "block", "deaf", "stall")
+_AT = (
+    "hang",
+    "raise",
+    "exit",
+    "crash",
+    "garbage",
+    "cut",
+    "stale",
+    "flood",
+    "mute",
+    "grow",
+    "block",
+    "deaf",
+    "hush",
+    "stall",
+)
 
 
 @final
@@ -284,6 +299,10 @@ class FaultyEngine:
         silence, _ = os.pipe()
         os.set_blocking(silence, False)
         os.dup2(silence, self._commands, inheritable=False)
+
+    def _hush(self) -> None:
+        """Nobody has the other end of the parent's pipe any more; what is said goes nowhere."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._reports)
 
     def _stall(self) -> None:
         self._stalled = True

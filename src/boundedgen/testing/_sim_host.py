@@ -74,6 +74,9 @@ class SimLink:
     def flush(self) -> None:
         """Nothing waits: commands arrive at once."""
 
+    def under_way(self) -> Sequence[tuple[str, int]]:
+        return ()
+
     def receive(self) -> list[Report]:
         arrived = self.engine.receive(self._clock.now())
         self._heard += arrived
