@@ -113,9 +113,13 @@ class BoundedMachine(RuleBasedStateMachine):
             PipelineClosed: self.oracle.closing,
             LeaseExpired: lease is not None and not lease.lease.live,
             NeverFits: True,
-            Saturated: self.limits.waiting_max <= 3 or self.limits.owner_max is not None,
+            Saturated: self.limits.waiting_max <= 3 or self.limits.owner_max is not None or self._could_be_late(),
         }
         assert justified.get(type(error), False), f"refused for no reason: {error!r}"
+
+    def _could_be_late(self) -> bool:
+        """Behind those who wait, if what is too late is turned away at all."""
+        return self.simulation.admission.margin is not None and self.simulation.pipeline.stats().waiting > 0
 
     # --- its life ------------------------------------------------------------------------------------------------
 
