@@ -28,6 +28,7 @@ from boundedgen._settings import Settings
 from boundedgen._snapshot import Gauges, Snapshot
 from boundedgen.abc import EngineHost, EngineLink
 
+LEAVES = 1.0  #: seconds within which a killed engine has left, unless it is stuck in the kernel
 LOGGING = 1.0  #: seconds that closing waits for logging handlers
 
 
@@ -348,8 +349,9 @@ class Driver:
         self.over = True
         self._own_up()
         for thing in (
-            self._lose_the_engine,
+            *(() if self.link is None else (self.link.kill,)),
             self._answer_everybody,
+            self._lose_the_engine,
             lambda: self.leaving.begin(self),
             self._aside.close,
             *self.at_the_end,
@@ -373,9 +375,15 @@ class Driver:
             )
 
     def _lose_the_engine(self) -> None:
-        if self.link is not None:
-            self.link.kill()
-            self._drop_link(self.link)
+        """After a failure of ours nobody has waited for it yet: it is to be no zombie."""
+        if (link := self.link) is None:
+            return
+        until = time.monotonic() + (0.0 if self.failure is None else LEAVES)
+        try:
+            while time.monotonic() < until and not any(isinstance(report, ev.Exited) for report in link.receive()):
+                time.sleep(0.002)
+        finally:
+            self._drop_link(link)
 
     def _answer_everybody(self) -> None:
         self._sweep()

@@ -60,7 +60,7 @@ class Probing:
         self._now = now
         self._attempt: _Attempt | None = None
         self._own: _Attempt | None = None  # the pipeline's latest
-        self._told: Verdict | None = None  # to a caller, the latest
+        self._told: Verdict | None = None  # the latest to a caller, or before the pipeline's own latest
         self._beginning = threading.RLock()  # probing callers among themselves
 
     # --- the pipeline's own ---------------------------------------------------------------------------------------
@@ -76,6 +76,7 @@ class Probing:
             attempt = self._begin(self._own_timeout)
             if not isinstance(attempt.generation, BoundedGenError):  # else it was refused, which tells of no engine
                 attempt.asking = 1  # for good: it ends with its deadline
+                self._told = self.last()  # until that of this one is known
                 self._attempt = self._own = attempt
 
     def last(self) -> Verdict | None:
@@ -136,6 +137,12 @@ class Probing:
         if not isinstance(attempt.generation, str | BoundedGenError):
             attempt.generation.cancel()
 
+    def _hasty(self, attempt: _Attempt) -> bool:
+        """Given up before it could have been admitted, which is nothing against the lane."""
+        flow = _flow(attempt)
+        lasted = self._now() - attempt.started
+        return flow is not None and flow.admitted_at is None and lasted < self._own_timeout
+
     def _begin(self, timeout: float) -> _Attempt:
         started = self._now()
         try:
@@ -145,7 +152,7 @@ class Probing:
 
     def _conclude(self, attempt: _Attempt) -> ProbeResult:
         verdict = _verdict(attempt, self._now())
-        if not isinstance(attempt.generation, BoundedGenError):
+        if not isinstance(attempt.generation, BoundedGenError) and not self._hasty(attempt):
             with self._beginning:
                 if self._told is None or self._told.at <= verdict.at:
                     self._told = verdict

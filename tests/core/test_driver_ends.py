@@ -4,6 +4,7 @@ import gc
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -283,12 +284,12 @@ def test_what_the_black_box_cannot_keep_is_told_by_another_thread_than_the_drive
         with lane(black_box=tmp_path, restart=b.RestartPolicy(wait=tenacity.wait_none())) as (pipeline, engine):
             box = pipeline._driver.leaving.black_box
             assert box is not None
-            box.about.witness = ("sleep", "1")
+            box.about.witness = (sys.executable, "-S", "-c", "import time; time.sleep(0.7)")
             for n in range(AT_ONCE_MOST + 2):
                 engine.die()
                 until(lambda: len(engine.links) == n + 2)  # noqa: B023
                 pipeline.wait_ready(20)
-            assert box.about.complained
+            until(lambda: box.about.complained)
     finally:
         logger.removeHandler(handler)
     assert told

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from core.hand_engine import A, lane, until
+from core.hand_engine import A, held_up, lane, until
 
 import boundedgen as b
 
@@ -53,3 +53,21 @@ def test_a_signal_handler_may_look_and_probe_while_its_thread_is_in_the_middle_o
             assert pipeline.probe(0.02).verdict is b.ProbeVerdict.FAILED
             pipeline._serving.rejections.add(b.InvalidRequest("x"))
         generation.cancel()
+
+
+def test_a_probe_that_is_given_up_before_it_could_be_admitted_is_nothing_against_the_lane() -> None:
+    with lane() as (pipeline, engine), held_up(engine):
+        assert pipeline.probe(1e-6).verdict is b.ProbeVerdict.FAILED
+        assert pipeline.stats().last_probe is None
+
+
+def test_while_the_pipeline_probes_itself_the_verdict_before_is_the_last_known() -> None:
+    with lane(limits=b.Limits(progress=1e6, ack=1e6, reclaim=1e6, probe_idle=30)) as (pipeline, engine):
+        for nth in range(3):
+            engine.clock.skip(31)
+            engine.stay(nth)
+            assert pipeline.stats().last_probe is (b.ProbeVerdict.OK if nth else None)
+            engine.say(A, nth=nth)
+            engine.finish("length", nth=nth)
+            until(lambda: pipeline.stats().last_probe is b.ProbeVerdict.OK)
+            until(lambda: not pipeline._driver.governor.stays)

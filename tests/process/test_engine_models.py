@@ -353,3 +353,10 @@ def test_a_device_without_its_driver_is_a_typed_boot_failure() -> None:
         if not isinstance(report, BootFailed):
             pytest.skip("this machine has a GPU driver")
         assert (report.kind, report.permanent) == ("device", True)
+
+
+def test_a_step_with_room_for_less_than_the_canary_gets_a_shorter_one() -> None:
+    """Without dynamic_split_fuse a prompt is taken whole or not at all."""
+    with alive(real(num_kv_blocks=8, dynamic_split_fuse=False, max_num_batched_tokens=3, max_num_seqs=2)) as life:
+        assert (len(life.facts.canary), life.facts.max_prompt_tokens) == (4, 3)
+        assert why(life, finished(life, [5, 6], max_new_tokens=2, ignore_eos=True)) == "length"

@@ -229,3 +229,13 @@ def test_a_strategy_of_the_users_that_raises_or_never_answers_does_not_keep_the_
             killed(lane)
             replaced(lane, 1)
             assert lane.generate([5], max_new_tokens=3, timeout=20).completion_tokens == 3
+
+
+def test_a_failure_of_the_driver_itself_leaves_no_zombie() -> None:
+    with contextlib.closing(simulated_lane()) as lane:
+        lane.wait_ready(20)
+        pid = engine_pid(lane)
+        lane._driver.governor.tick = lambda now: 1 / 0  # type: ignore[method-assign, assignment]
+        lane._driver.post("revoke", "nothing")
+        until(lambda: not lane._driver.alive())
+        assert not psutil.pid_exists(pid)

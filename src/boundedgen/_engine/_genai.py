@@ -238,9 +238,10 @@ class GenAIEngine:
         return peak
 
     def canary(self) -> tuple[int, ...]:
-        """What it makes of four tokens, greedily and alone. Raises RuntimeError if nothing comes out."""
+        """What it makes of a few tokens, greedily and alone. Raises RuntimeError if nothing comes out."""
         self._learned += 1
-        stay = self._add(_LEARNING_IDS + self._learned, CANARY, {"max_new_tokens": len(CANARY), "ignore_eos": True})
+        prompt = CANARY[: self._step_tokens]  # a step may have room for less, and take whole prompts only
+        stay = self._add(_LEARNING_IDS + self._learned, prompt, {"max_new_tokens": len(CANARY), "ignore_eos": True})
         answer: list[int] = []
         while self._pipeline.has_non_finished_requests():
             self.step()
