@@ -121,9 +121,9 @@ def test_field_report_22_a_deadline_is_not_given_again_to_one_that_waits_through
     with contextlib.closing(simulated_lane({"hang_at": 1}, limits=Limits(running_max=1), restart=restart)) as lane:
         lane.wait_ready()
         first = lane.submit([5], max_new_tokens=5)
+        until_in_step(lane)  # before there is a more urgent one
         second = lane.submit([5], max_new_tokens=5, bounds=Bounds(total=2.0))
         began = time.monotonic()
-        until_in_step(lane)
         kill(engine_pid(lane))
         assert isinstance(error_of(first), EngineLost)
         error = error_of(second)
