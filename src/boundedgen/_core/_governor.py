@@ -199,8 +199,8 @@ class Governor(Reporting):
 
     def tick(self, now: float) -> None:
         """Leases, then deadlines, then the engine's life and those lost with it, then admission; then, is it idle?"""
-        self._now = now
         self._notice_a_standstill(now)
+        self._now = now
         self._expire_leases(now)
         self._expire_deadlines(now)
         self._judge(now)
