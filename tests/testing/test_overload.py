@@ -10,13 +10,14 @@ from attrs import evolve
 import boundedgen as b
 from boundedgen.testing import SimModel, Simulation
 
-SLOTS = 8
-MODEL = SimModel(running_max=SLOTS, step_s=0.2, token_s=0.0)
-NEW = 20  #: tokens, so 4 s inside
+SLOTS = 4
+MODEL = SimModel(running_max=SLOTS, step_s=0.4, token_s=0.0)
+NEW = 10  #: tokens, so 4 s inside
 CAPACITY = SLOTS / (NEW * MODEL.step_s)  #: requests a second
 PATIENCE = 8.0  #: seconds
 AGAIN = 0.01  #: seconds until a client has connected again
-SECONDS = 90.0
+SECONDS = 60.0
+SHARED = 16  #: slots
 
 
 class Clients:
@@ -68,23 +69,23 @@ def goodput_at(load: float, margin: float | None = 0.25) -> Clients:
         return clients
 
 
-def last_third(clients: Clients) -> float:
+def in_the_last_half(clients: Clients) -> float:
     """Of capacity."""
-    return sum(at > clients.until - SECONDS / 3 for at in clients.done) / (SECONDS / 3) / CAPACITY
+    return sum(at > clients.until - SECONDS / 2 for at in clients.done) / (SECONDS / 2) / CAPACITY
 
 
-@pytest.mark.parametrize("load", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("load", [1.0, 2.0])
 def test_a_lane_stays_at_capacity_however_many_clients_give_up_and_try_again(load: float) -> None:
     clients = goodput_at(load)
-    assert len(clients.done) > 0.8 * SECONDS * CAPACITY, "the whole, with its beginning"
-    assert last_third(clients) >= 0.9
+    assert len(clients.done) > 0.75 * SECONDS * CAPACITY, "the whole, with its beginning"
+    assert in_the_last_half(clients) >= 0.9
     assert max(clients.took) < PATIENCE
-    assert clients.late_inside < 0.02 * len(clients.done)
+    assert clients.late_inside <= 2 * SLOTS, "of those that came while nothing was known yet"
 
 
 def test_without_a_margin_what_is_just_about_to_be_late_fills_the_engine() -> None:
     clients = goodput_at(2.0, margin=None)
-    assert len(clients.done) < 0.7 * SECONDS * CAPACITY
+    assert len(clients.done) < 0.5 * SECONDS * CAPACITY
 
 
 def test_an_owner_of_a_request_a_second_beside_a_burst_of_1000_waits_for_what_is_inside_and_one_turn() -> None:
@@ -94,7 +95,7 @@ def test_an_owner_of_a_request_a_second_beside_a_burst_of_1000_waits_for_what_is
     async def both(simulation: Simulation) -> tuple[list[b.Completion], list[b.Completion]]:
         burst = [asyncio.create_task(one(simulation, "burst")) for _ in range(1000)]
         single = []
-        for _ in range(60):
+        for _ in range(40):
             await asyncio.sleep(1.0)
             single.append(asyncio.create_task(one(simulation, "single")))
         answered = await asyncio.gather(*single)
@@ -103,9 +104,9 @@ def test_an_owner_of_a_request_a_second_beside_a_burst_of_1000_waits_for_what_is
             task.cancel()
         return served, answered
 
-    with Simulation(model=evolve(MODEL, running_max=2 * SLOTS)) as simulation:  # it asks for half of its share
+    with Simulation(model=evolve(MODEL, running_max=SHARED)) as simulation:  # it asks for half of its share
         served, answered = simulation.run(both(simulation))
     inside = max(c.total_s - (c.queued_s or 0.0) for c in served)
     waits = [c.queued_s or 0.0 for c in answered]
-    assert max(waits) <= inside + inside / (2 * SLOTS)
-    assert len(served) > 60, "they share the lane"
+    assert max(waits) <= inside + inside / SHARED
+    assert len(served) > 2 * 40, "they share the lane"
