@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from boundedgen._arguments import names_unknown_keywords, plain_str, reading, real_number, short
 
-POLICIES: Final = ("reserve", "engine")
+POLICIES: Final = ("reserve", "adaptive", "engine")
 MOST: Final = 1e9  #: seconds, and weights
 
 
@@ -30,6 +30,16 @@ def _margin(value: Any) -> float | None:
         raise TypeError(f"Admission.margin must be a number or None, not {short(value)}")
     if not -1.0 <= plain <= MOST:
         raise ValueError(f"Admission.margin is {short(value)}; it must be at least -1 and at most {MOST:g}")
+    return plain
+
+
+def _covered(value: Any) -> float:
+    with reading("Admission.covered", TypeError):
+        plain = real_number(value)
+    if plain is None:
+        raise TypeError(f"Admission.covered must be a number, not {short(value)}")
+    if not 0.0 < plain <= 1.0:
+        raise ValueError(f"Admission.covered is {short(value)}; it must be more than 0 and at most 1")
     return plain
 
 
@@ -63,13 +73,22 @@ class Admission:
 
     "reserve": a sequence enters once every cache pool has room for its whole prompt and output beside all that is
     held. The engine's own preemption, which crashes, is never needed.
+    "adaptive": for callers who ask for far more than they use. A sequence enters once there is room for its prompt
+    and the output that is expected by the lengths of answers so far; nothing learned yet, for the whole of it. Before
+    the cache overflows, the least urgent is paused: stopped, put back in its place with its deadline and lease, and
+    later continued after what it has shown. Paused are only those of one sequence that can be continued (no grammar,
+    no presence or frequency penalty) without a bound `next_token`; the others are admitted as with "reserve". What
+    was paused is the same as what was not where it is greedy and all in f32, else a valid continuation.
     "engine": only `Limits.running_max` counts, and overflow is left to the engine. For tests and for the brave.
 
     Who is next: of those that wait, the highest priority; in it the owner that has had least, in tokens (prompt and
     output) by weight; of that owner's, the one with the earliest deadline. One that does not fit yet is not overtaken.
     """
 
-    policy: str = "reserve"  #: "reserve" or "engine"
+    policy: str = "reserve"  #: "reserve", "adaptive" or "engine"
+    #: "adaptive": share of answers, more than 0 and at most 1, that what is set aside is to be enough for; with a
+    #: smaller one more are inside at once, and more are paused
+    covered: float = field(default=0.75, converter=_covered)
     #: seconds; what one step of priority is worth: a class below is passed over for so long, then one of it comes in.
     #: And a deadline that is farther away than this counts as if it were not, so that urgent ones do not starve others
     ageing: float = field(default=30.0, converter=_ageing)

@@ -285,6 +285,7 @@ class Admitting:
         bounds = self._bounds_of(call)
         if not streams(fields):
             bounds = Bounds(total=bounds.total, queued=bounds.queued)
+        can_become = resume_of(fields)
         return Submission(
             id=next(self._ids),
             prompt_tokens=prompt_tokens,
@@ -299,7 +300,8 @@ class Admitting:
             lease=None if lease is None else lease.id,
             implicit_ttl=self._lease_ttl if lease is None else None,
             cleared="structured_output_config" not in fields,
-            resume=resume_of(fields) if self._resume else Resume.NEVER,
+            resume=can_become if self._resume else Resume.NEVER,
+            continuable=can_become is Resume.ALWAYS,
         )
 
     def _check_fit(self, submission: Submission, call: Call) -> None:

@@ -80,9 +80,10 @@ class Flow:
         """What the engine is asked for; one that is taken up again, for what is left of it."""
         self.resumed, shown = effect.resumed, len(self.token_ids)
         if not shown:
-            return Request(effect.stay, self.prompt, self.config, effect.deadline)
+            return Request(effect.stay, self.prompt, self.config, effect.deadline, claim=effect.claim)
         prompt = [*self.prompt, *self.token_ids]
-        return Request(effect.stay, prompt, after(self.config, shown, effect.resumed), effect.deadline, shown)
+        left = after(self.config, shown, effect.resumed + effect.paused)
+        return Request(effect.stay, prompt, left, effect.deadline, shown, effect.claim)
 
     def wait_again(self, effect: Prove) -> None:
         """The engine let go of it, and it is not over: that is no reclamation yet."""

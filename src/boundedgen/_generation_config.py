@@ -130,13 +130,13 @@ def resume_of(fields: Mapping[str, Any]) -> Resume:
     return Resume.ALWAYS if continuable else Resume.UNSEEN
 
 
-def after(config: Mapping[str, Any], shown: int, resumed: int) -> dict[str, Any]:
-    """What is left of `config` (as the engine takes it) when `shown` tokens are there; seeded anew, if it samples."""
+def after(config: Mapping[str, Any], shown: int, times: int) -> dict[str, Any]:
+    """What is left of `config` (as the engine takes it) when `shown` tokens are there; each time with another seed."""
     left = dict(config, max_new_tokens=config["max_new_tokens"] - shown)
     if "min_new_tokens" in left:
         left["min_new_tokens"] = max(0, left["min_new_tokens"] - shown)
     if "rng_seed" in left:
-        left["rng_seed"] = (left["rng_seed"] + resumed) % _SEEDS or 1
+        left["rng_seed"] = (left["rng_seed"] + times) % _SEEDS or 1
     return left
 
 

@@ -115,7 +115,7 @@ def stats_of(
         closes_total=snapshot.kills.get(Cause.CLOSE.value, 0),
         recycled_total=snapshot.kills.get(Cause.RECYCLE.value, 0),
         resumed_total=counters["resumed"],
-        paused_total=0,
+        paused_total=counters["paused"],
         quarantined_total=counters["quarantined"],
         requeued_total=counters["requeued"],
         hopeless_total=counters["hopeless"],

@@ -11,7 +11,7 @@ from boundedgen._core._life import Death
 
 COUNTERS = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
-    *("requeued", "hopeless", "resumed", "quarantined", "ghosts", "forgotten"),
+    *("requeued", "hopeless", "resumed", "paused", "quarantined", "ghosts", "forgotten"),
 )
 
 

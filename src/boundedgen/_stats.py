@@ -32,9 +32,9 @@ class PoolStats:
 
     name: str  #: "kv", or "linear_attention" on hybrid models
     blocks_total: int  #: all there are, without the probe's
-    blocks_reserved: int  #: promised to stays whose release is not proved
-    blocks_free: int = field(  #: blocks_total - blocks_reserved: what a newcomer can get
-        init=False, default=Factory(lambda self: self.blocks_total - self.blocks_reserved, takes_self=True)
+    blocks_reserved: int  #: set aside for stays whose release is not proved; with "adaptive" it can exceed the total
+    blocks_free: int = field(  #: blocks_total - blocks_reserved, 0 at least: what a newcomer can get
+        init=False, default=Factory(lambda self: max(0, self.blocks_total - self.blocks_reserved), takes_self=True)
     )
     tokens_per_block: int | None  #: None: one block a sequence, however long
 
@@ -43,7 +43,7 @@ class PoolStats:
 @tells_of_its_fields
 @frozen(kw_only=True)
 class ReclaimStats:
-    """Stays that were made to leave before their own end (cancelled, expired, revoked), and proved to have left."""
+    """Stays made to leave before their own end (cancelled, expired, revoked, paused), and proved to have left."""
 
     count_total: int  #: stays
     steps_max: int  #: steps begun after the engine took the stop, until the proof; the most so far
@@ -94,8 +94,8 @@ class SchedulerStats:
     oldest_stopping_s: float | None  #: since the earliest stop that is not proved; None: there is none
     blocks_total: int | None  #: blocks of the KV pool, without the probe's; None before the first READY
     blocks_used: int | None  #: by the engine's own figure, at its last step; None: no step yet, or a hybrid model
-    blocks_free: int | None  #: blocks_total - blocks_reserved: what a newcomer can get; None before the first READY
-    blocks_reserved: int | None  #: promised to stays whose release is not proved; None before the first READY
+    blocks_free: int | None  #: blocks_total - blocks_reserved, 0 at least: for newcomers; None before the first READY
+    blocks_reserved: int | None  #: set aside for stays whose release is not proved; None before the first READY
     block_size: int | None  #: tokens of a block of the KV pool; None before the first READY
     pools: tuple[PoolStats, ...]  #: a row a pool, the KV pool first; empty before the first READY
     cache_usage: float | None  #: 0 to 1, of the fullest pool, at the last step; None: no step yet
@@ -126,9 +126,9 @@ class SchedulerStats:
     closes_total: int  #: engines ended by an orderly close (cause CLOSE); in no kills_total
     recycled_total: int  #: engines ended and replaced for their age or size (cause RECYCLE); in no kills_total
     resumed_total: int  #: taken up again by the next engine (RestartPolicy.resume="continue")
-    paused_total: int  #: 0: not there yet
+    paused_total: int  #: stopped to make room for what had grown, put back in their place (Admission "adaptive")
     quarantined_total: int  #: ended QUARANTINED: two engines failed on them
-    requeued_total: int  #: put back in their place, since the engine ended them for lack of cache
+    requeued_total: int  #: put back in their place for lack of cache: ended by the engine, or ("adaptive") not let in
     hopeless_total: int  #: not let in, since their deadlines could not be met any more (Admission.margin)
     service_error: float | None  #: how far off predicted service times are, lately, as a share; None: not known yet
     ghosts_total: int  #: stays that only the engine knew; stopped

@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from attrs import frozen
 
-from boundedgen._core._events import EngineFacts, Pulse, Report
+from boundedgen._core._events import Claim, EngineFacts, Pulse, Report
 
-__all__ = ["Clock", "EngineFacts", "EngineHost", "EngineLink", "Pulse", "Report", "Request", "Tokenizer"]
+__all__ = ["Claim", "Clock", "EngineFacts", "EngineHost", "EngineLink", "Pulse", "Report", "Request", "Tokenizer"]
 
 
 @runtime_checkable
@@ -29,6 +29,7 @@ class Request:
     config: Mapping[str, Any]  #: GenerationConfig fields, JSON types; complete (max_new_tokens and rng_seed are set)
     deadline: float  #: monotonic instant; the child stops it then by itself
     shown: int = 0  #: of a generation that is continued: so many at the end of `prompt` are its own, from before
+    claim: Claim | None = None  #: how the child may make room with it; None: its blocks are set aside
 
 
 class EngineLink(Protocol):

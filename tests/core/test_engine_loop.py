@@ -100,8 +100,8 @@ class Stamps:
 class Child:
     """The loop with what it speaks to; `round` is one of its rounds."""
 
-    def __init__(self) -> None:
-        self.engine, self.pipe = Hand(), Pipe()
+    def __init__(self, facts: EngineFacts = FACTS) -> None:
+        self.engine, self.pipe = Hand(facts=facts), Pipe()
         self.loop = Loop(self.engine, cast(Line, self.pipe), cast(StampWriter, Stamps()), 1, [])
 
     def round(self, *words: Word, times: int = 1) -> list[Progress]:

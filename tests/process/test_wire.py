@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from boundedgen._core._events import (
     BootFailed,
+    Claim,
     EngineFacts,
     Finish,
     Output,
@@ -66,6 +67,7 @@ progresses = st.builds(
     st.none() | tokens,
     tokens,
     tokens,
+    tuples(ids),
     tuples(st.builds(Refusal, ids, text, text)),
     tuples(st.builds(Output, ids, tokens, probs)),
     tuples(st.builds(Finish, ids, st.sampled_from(["stop", "length", "ignored"]), tuples(results))),
@@ -75,6 +77,7 @@ progresses = st.builds(
     ids,
     maybe,
 )
+claims = st.builds(Claim, st.booleans(), st.tuples(seconds, seconds, seconds))
 facts = st.builds(
     EngineFacts,
     device=text,
@@ -94,7 +97,7 @@ facts = st.builds(
 )
 words: st.SearchStrategy[Word] = st.one_of(
     st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),
-    st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds, ids),
+    st.builds(Request, ids, tokens, st.dictionaries(text, json_values, max_size=4), seconds, ids, st.none() | claims),
     st.builds(Halt, ids),
     st.builds(Hello, st.just(INCARNATION), seconds, ids, st.dictionaries(text, text, max_size=3)),
     st.builds(Ready, st.just(INCARNATION), facts, maybe),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from attrs import define, field, frozen
 from stateful.budgets import Budgets
+from stateful.pauses import Pauses
 
 from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
@@ -115,6 +116,7 @@ class Oracle:
     def __init__(self, limits: Limits, forget_after: float, admission: Admission) -> None:
         self.limits = limits
         self.ageing, self.margin = admission.ageing, admission.margin
+        self.pauses = Pauses(admission.policy == "adaptive")
         self.turns: dict[tuple[bool, int], float] = {}  #: the last admission, by suspects or not and priority
         self.first: dict[int, float] = {}  #: the first submission of a priority
         self.forget_after = forget_after
@@ -349,6 +351,8 @@ class Oracle:
         self.rss = self.rss if report.rss_bytes is None else report.rss_bytes
         for id_ in report.taken:
             self.stays[id_].taken = True
+        assert self.engine is not None
+        self.pauses.reported(report, self.engine)
         for finish in report.finished:
             self._finished(finish, report)
         for id_ in report.stopping:
@@ -358,7 +362,7 @@ class Oracle:
                 stay.stop_taken_steps = report.steps - 1
         for refusal in report.refused:
             self._let_go(refusal.stay, "refused")
-            self.stays[refusal.stay].row.refused_by_engine = True
+            self.stays[refusal.stay].row.refused_by_engine |= refusal.code != ev.NO_ROOM
         for release in report.released:
             self._let_go(release.stay, "released")
         if report.held is not None:
@@ -380,6 +384,8 @@ class Oracle:
     def _let_go(self, id_: int, how: str) -> None:
         stay = self.stays[id_]
         stay.gone = stay.gone or how
+        if stay.row.settled is not None or (stay.row.finish is not None and stay.row.finish.why != "ignored"):
+            self.pauses.left(id_)
         self.ghosts.discard(id_)
 
     def _reconcile(self, held: set[int]) -> None:
@@ -447,7 +453,7 @@ class Oracle:
         """Promise 5: only newcomers of the fatal step, and who was alone, are struck; nobody by a hand from outside."""
         inside = [s for s in self.stays.values() if not s.proved and not s.probe]
         rows = [(s, s.row) for s in inside if s.row.settled is None and s.row.stay == s.id]
-        self.inside = [row for _, row in rows]
+        self.inside = [row for stay, row in rows if stay.id not in self.pauses.put_back]
         for row in self.inside:
             row.fruitless += 1
         if cause not in BLAMED or (cause is ev.Cause.DIED and self.exit_status in FROM_OUTSIDE):
@@ -485,6 +491,7 @@ class Oracle:
         self.doomed = False
         self.progress_at = None
         self.budgets.spawned(effect.incarnation)
+        self.pauses.spawned()
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
         assert effect.incarnation == self.incarnation
@@ -553,6 +560,7 @@ class Oracle:
         assert row.stay is None or self.stays[row.stay].proved, "one stay at a time"
         assert effect.deadline == row.total_at, "the deadline travels with the stay"
         self._check_turn(row, now)
+        self.pauses.admitted(effect, row.submission, row.gap)
         assert self.needs is not None
         needs = self.needs.of(row.submission)
         probe = row.submission.probe
@@ -569,7 +577,7 @@ class Oracle:
         assert self.needs is not None
         normal = [s for s in self.open_stays() if not s.probe]
         assert len(normal) <= self.running_max
-        assert self.needs.fits([s.needs for s in normal])
+        assert self.pauses.adaptive or self.needs.fits([s.needs for s in normal])
         assert sum(s.probe for s in self.open_stays()) <= 1
 
     def _stop(self, effect: ev.Stop, now: float) -> None:
@@ -581,6 +589,7 @@ class Oracle:
         assert not stay.proved  # one that left in the very report which tells of its deadline may be stopped yet
         assert not stay.stop_sent, "one stop a stay"
         assert stay.row.settled is not None or stay.row.ignored
+        assert not stay.ended or stay.id not in self.pauses.put_back, "it was stopped already"
         stay.stop_sent, stay.sent_outside = True, self._outside(now)
 
     def _emit(self, effect: ev.Emit, now: float) -> None:
@@ -743,6 +752,8 @@ class Oracle:
         self._check_work_is_conserved()
         self._check_stops_were_sent()
         self._check_engine_is_judged(now)
+        if self.engine is not None:
+            self.pauses.check_the_cache(self.engine)
         if self.phase in ("failed", "closed") or now >= self.drain_until:
             assert not list(self.open_rows()), "everything is settled at the end"
         assert all(s.proved for s in self.stays.values() if s.gone), "a release is proved in the wake it is heard of"
@@ -771,7 +782,8 @@ class Oracle:
         held = [s for s in self.open_stays() if not s.probe]
         for row in self.waiting(probe=False):
             assert not self._never_fits(row.submission), "what can never fit is refused"
-        busy = self._trial() or self.paused or len(held) >= self.running_max
+        calm = held and self.reported_steps < self.pauses.calm_until
+        busy = self._trial() or self.paused or calm or len(held) >= self.running_max
         heads = [] if busy else self._heads()
         fitting = [self.needs.fits([s.needs for s in held] + [self.needs.of(head.submission)]) for head in heads]
         assert not fitting or not all(fitting), "a sequence waits although it fits"

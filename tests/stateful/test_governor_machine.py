@@ -20,6 +20,7 @@ from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _deadlines
 from boundedgen._core import _events as ev
+from boundedgen._core._forecast import ENOUGH
 from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Lease
 from boundedgen._core._sequences import Resume, Submission
@@ -96,6 +97,9 @@ class GovernorMachine(RuleBasedStateMachine):
         rss_bytes=st.sampled_from([None, None, None, 2_000]),
         boot_s=st.sampled_from([3.0, 3.0, 0.5]),
         margin=st.sampled_from([None, 0.25, 2.0]),
+        policy=st.sampled_from(["reserve", "adaptive", "adaptive"]),
+        covered=st.sampled_from([0.1, 0.5, 1.0]),
+        learned=st.sampled_from([None, 2, 6]),
     )
     def begin(
         self,
@@ -113,6 +117,9 @@ class GovernorMachine(RuleBasedStateMachine):
         rss_bytes: int | None,
         boot_s: float,
         margin: float | None,
+        policy: str,
+        covered: float,
+        learned: int | None,
     ) -> None:
         _deadlines.SLACK = slack
         self.clock = VirtualClock()
@@ -121,15 +128,18 @@ class GovernorMachine(RuleBasedStateMachine):
             probe_blocks={p.name: 1 for p in POOLS[pools]},
             running_max=running_max,
             max_num_batched_tokens=batch,
-            natural_length=self._natural_length,
+            natural_length=natural_length,
             boot_s=boot_s,
             rss_bytes=rss_bytes,
             step_s=step_s,
             pipe_s=pipe_s,
         )
         self.limits = evolve(LIMITS, **wear)
-        admission = Admission(ageing=AGEING, weights={"a": 2.0}, margin=margin)
+        admission = Admission(policy=policy, covered=covered, ageing=AGEING, weights={"a": 2.0}, margin=margin)
         self.governor = Governor(self.limits, admission, forget_after=FORGET_AFTER)
+        if learned is not None:  # answers were short so far
+            self.governor.forecast.seen = ENOUGH
+            self.governor.forecast.lengths.add(learned, ended=True)
         self.oracle = Oracle(self.limits, FORGET_AFTER, admission)
         self.engine: SimEngine | None = None
         self.next_faults = [Fault(kind=kind, permanent=patience == 2) for kind in faults]
@@ -142,7 +152,6 @@ class GovernorMachine(RuleBasedStateMachine):
         self.stopped = False  # the driver does not run
         self.heard: list[ev.Report] = []
         self.poisoned: set[int] = set()
-        self.prompts: dict[int, int] = {}  # tokens, without what follows when one is continued
         self.ids = 0
         self.broken = False
         self._feed(lambda: self.governor.start(self.now))
@@ -227,12 +236,9 @@ class GovernorMachine(RuleBasedStateMachine):
         shown = self.oracle.rows[effect.sequence].emitted
         left = submission.max_new_tokens - len(shown)
         config = {"max_new_tokens": left, "num_return_sequences": submission.sequences}
-        request = Request(effect.stay, (*_prompt(submission), *shown), config, effect.deadline)
+        prompt = (*_prompt(submission), *shown)
+        request = Request(effect.stay, prompt, config, effect.deadline, len(shown), effect.claim)
         self._the_engine.admit(request, self.now)
-
-    def _natural_length(self, prompt: Sequence[int]) -> int | None:
-        whole = natural_length(prompt)
-        return None if whole is None else whole - (len(prompt) - self.prompts[prompt[0]])
 
     @property
     def _the_engine(self) -> SimEngine:
@@ -246,6 +252,7 @@ class GovernorMachine(RuleBasedStateMachine):
         assert +Counter(tally.finished) == +oracle.reasons
         assert tally.submitted == tally.finished.total() + census.waiting + census.running
         assert (tally.restarts, tally.kills["recycle"]) == (oracle.restarts, oracle.recyclings)
+        assert tally.paused <= oracle.pauses.paused
         assert set(self.governor.sequences) == {r.submission.id for r in oracle.open_rows()}
         if oracle.phase not in ("failed", "closed"):
             assert set(self.governor.stays) == {s.id for s in oracle.open_stays()}
@@ -311,6 +318,7 @@ class GovernorMachine(RuleBasedStateMachine):
         cleared=st.sampled_from([True, True, True, False]),
         poison=st.sampled_from([False] * 9 + [True]),
         resume=st.sampled_from(Resume),
+        continuable=st.sampled_from([True, True, False]),
     )
     def submit(self, which: int, poison: bool, ttl: float | None, supersede: bool, **fields: Any) -> None:
         leases = [i for i in self.oracle.leases if not i.startswith("implicit")]
@@ -361,14 +369,35 @@ class GovernorMachine(RuleBasedStateMachine):
         submission = self._new(prompt_tokens=1, max_new_tokens=1, bounds=Bounds(total=total), probe=True)
         self._command(lambda now: self._submit(submission, now))
 
+    @precondition(lambda self: not self.stopped)
+    @rule(
+        many=st.lists(
+            st.tuples(
+                st.integers(1, 9), st.integers(15, 38), st.sampled_from([0, 0, 1]), st.sampled_from([20.0, TOTAL_MAX])
+            ),
+            min_size=2,
+            max_size=5,
+        ),
+        seconds=spans,
+        newcomers=st.integers(0, 2),
+    )
+    def grow_out_of_the_cache(self, many: list[tuple[int, int, int, float]], seconds: float, newcomers: int) -> None:
+        """Long answers; where short ones are expected, more of them are inside than can stay."""
+        for prompt, new, priority, total in many:
+            submission = self._new(
+                prompt_tokens=prompt, max_new_tokens=new, priority=priority, bounds=Bounds(total=total)
+            )
+            self._command(lambda now, s=submission: self._submit(s, now))  # type: ignore[misc]
+        self._advance_to(self.now + seconds)
+        self.submit_many(newcomers, 10, None) if newcomers else None
+        self._advance_to(self.now + seconds)
+
     def _new(self, **fields: Any) -> Submission:
         self.ids += 1
-        return Submission(id=self.ids, submitted_at=self.now, **fields)
+        return Submission(id=self.ids, submitted_at=self.now, **{"continuable": True, **fields})
 
     def _submit(self, submission: Submission, now: float) -> None:
-        prompt = _prompt(submission)
-        self.prompts[prompt[0]] = len(prompt)
-        text = self.model.text(prompt, submission.max_new_tokens)
+        text = self.model.text(_prompt(submission), submission.max_new_tokens)
         ends = "stop" if text[-1] == self.model.eos_token_id else "length"
         self.oracle.submitted(submission, text, ends, now)
         self._feed(lambda: self.governor.submit(submission, now))

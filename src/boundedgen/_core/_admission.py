@@ -6,6 +6,10 @@ from attrs import define, field, frozen
 
 from boundedgen._core._events import EngineFacts, PoolFacts
 
+STEPS = 2  #: that the engine's process looks ahead: a stop frees only at the end of the next step
+AHEAD = STEPS + 2  #: tokens that a reservation is ahead of what was heard of: reports come a step or two late
+CALM = 32  #: steps after a pause in which nobody is let in, unless somebody leaves: it was full
+
 
 def blocks_needed(tokens_per_block: int | None, tokens: int, sequences: int) -> int:
     """Blocks of one pool for `sequences` sequences of `tokens` tokens each (engine-facts: prompt + new - 1)."""
@@ -64,6 +68,11 @@ class Ledger:
         assert self.fits(needs)
         self.held += 1
         self.reserved = [r + n for r, n in zip(self.reserved, needs, strict=True)]
+
+    def change(self, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+        """Of one that is inside and needs more than was expected. All together can then be more than there is: that
+        the blocks in use are not is the doing of the engine's process, which pauses somebody before."""
+        self.reserved = [r - o + n for r, o, n in zip(self.reserved, old, new, strict=True)]
 
     def give_back(self, needs: tuple[int, ...]) -> None:
         self.held -= 1

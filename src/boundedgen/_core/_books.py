@@ -53,6 +53,7 @@ class Books:
         self.queue = Order(ageing, admission.weights)
         self.probe_queue = Order(ageing, {})  # probes have a slot and blocks of their own, and wait for nobody
         self.suspects = Order(ageing, {})  # each is tried with no other newcomer beside it, before all others
+        self.calm_until = 0  # steps: somebody was paused, so that for a while nobody is let in
         self.trial: int | None = None  # the stay of the suspect that is being tried
         # All that are not settled, in the order of submission; the first one is found at once also after many are gone.
         self.sequences: OrderedDict[int, Sequence] = OrderedDict()

@@ -110,12 +110,15 @@ class Finish:
     results: tuple[SequenceResult, ...] = ()  #: for requests of several sequences; empty else: `Output` has it all
 
 
+NO_ROOM = "no_room"  #: it would not fit beside what has grown inside; it may come again
+
+
 @frozen
 class Refusal:
     """The engine did not accept an admission; it holds nothing of it."""
 
     stay: int
-    code: str  #: "invalid"
+    code: str  #: "invalid", or NO_ROOM
     text: str
 
 
@@ -142,6 +145,7 @@ class Progress:
     held: tuple[int, ...] | None  #: the child's own table, every so many steps, for reconciliation by id
     taken: tuple[int, ...] = ()  #: stays whose admission the engine has taken
     stopping: tuple[int, ...] = ()  #: stays whose stop the engine has taken (also those it stopped at their deadline)
+    paused: tuple[int, ...] = ()  #: stays that the child stopped to make room; what they had generated was read before
     refused: tuple[Refusal, ...] = ()
     outputs: tuple[Output, ...] = ()
     finished: tuple[Finish, ...] = ()
@@ -230,6 +234,14 @@ class Lost:
 
 
 @frozen
+class Claim:
+    """What the child has to know of a stay, so that it can keep all of them within the cache (Admission "adaptive")."""
+
+    pausable: bool  #: it can be stopped and continued; else all that it may ever need is kept free for it
+    rank: tuple[float, float, float]  #: the lowest is the least urgent: priority, minus the deadline, minus its number
+
+
+@frozen
 class Admit:
     """Hand a sequence to the engine as `stay`. `deadline`: the child stops it then by itself."""
 
@@ -238,6 +250,8 @@ class Admit:
     sequence: int
     deadline: float
     resumed: int = 0  #: times that it was taken up again; its prompt is followed by what was shown so far
+    paused: int = 0  #: times that it was stopped to make room, likewise
+    claim: Claim | None = None  #: None: its blocks are set aside, whatever it does
 
 
 @frozen

@@ -101,6 +101,7 @@ class Living(Resuming):
         self.clock.stand(now)
         self.watch.over()
         self.forecast.interrupted()
+        self.calm_until = 0
         self.ledger.capacity = None
         self._parting = death
         self._became()

@@ -1,14 +1,14 @@
 """How a sequence gets into the engine, and how its stay there ends."""
 
 from boundedgen._core import _events as ev
+from boundedgen._core._adapting import Adapting
 from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Sequence
-from boundedgen._core._settling import Settling
 from boundedgen._core._stays import Stay
 from boundedgen._errors import FinishReason as Why
 
 
-class Occupying(Settling):
+class Occupying(Adapting):
     def _admit_what_fits(self, now: float) -> None:
         """In the order of the line: one that does not fit yet is not overtaken."""
         capacity = self.ledger.capacity
@@ -16,16 +16,20 @@ class Occupying(Settling):
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
-        while not (self.pause.on or self.trial) and (sequence := self.suspects.head() or self.queue.head()) is not None:
-            reserves = self.admission.policy == "reserve"
-            needs = self._needs(sequence, capacity) if reserves else (0,) * len(capacity.pools)
+        while not self._shut() and (sequence := self.suspects.head() or self.queue.head()) is not None:
+            expected = self._expected_of(sequence)
+            needs = self._reservation(sequence, expected, capacity)
             if not self.ledger.fits(needs):
                 return
             if (why := self._hopeless(sequence, now)) is not None:
                 self.tally.hopeless += 1
                 self._settle(sequence, Why.DEADLINE, now, why, bound="queued", at=sequence.total_at)
             else:
-                self._admit(sequence, needs, now)
+                self._admit(sequence, needs, now, expected)
+
+    def _shut(self) -> bool:
+        """Nobody is let in, whoever it may be: it is to become empty, a suspect is being tried, or it was full."""
+        return self.pause.on or self.trial is not None or self._calm()
 
     def _hopeless(self, sequence: Sequence, now: float) -> str | None:
         """Why it is not let in any more: others can use the time that it will not have; None: it is let in."""
@@ -44,14 +48,24 @@ class Occupying(Settling):
         """Seconds inside, as far as is known."""
         return self.forecast.service_s(sequence.submission.prompt_tokens, tokens) or 0.0
 
-    def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float) -> None:
+    def _admit(self, sequence: Sequence, needs: tuple[int, ...], now: float, expected: int = 1) -> None:
         self._line(sequence).admit(sequence, now)
         self._last_stay += 1
         probe = sequence.submission.probe
         if not probe:
             self.forecast.admitted(now, others_wait=len(self.queue) > 0)
         incarnation, before = self.life.incarnation, sequence.tokens
-        stay = Stay(self._last_stay, sequence.submission, incarnation, needs, now, probe, sequence, before=before)
+        stay = Stay(
+            self._last_stay,
+            sequence.submission,
+            incarnation,
+            needs,
+            now,
+            probe,
+            sequence,
+            before=before,
+            expected=expected,
+        )
         if probe:
             self.ledger.probe_held = True
         else:
@@ -67,7 +81,8 @@ class Occupying(Settling):
         self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
         self.watch.holding(True, now)
-        admit = ev.Admit(self.life.incarnation, stay.id, sequence.id, sequence.total_at, sequence.resumed)
+        deadline, resumed, paused = sequence.total_at, sequence.resumed, sequence.paused
+        admit = ev.Admit(incarnation, stay.id, sequence.id, deadline, resumed, paused, self._claim(sequence))
         self._effects.append(admit)
 
     def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:
@@ -77,6 +92,7 @@ class Occupying(Settling):
         del self.stays[stay.id]
         self.watch.gone(stay.id)
         self._tried(stay)
+        self._has_left(stay)
         if stay.probe:
             self.ledger.probe_held = False
         else:

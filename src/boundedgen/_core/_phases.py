@@ -47,7 +47,10 @@ _S, _T, _E = SequencePhase, StayPhase, EnginePhase
 #: From a phase to the phases that may follow it, with the reason.
 MOVES: Mapping[Any, Mapping[Any, str]] = {
     _S.WAITING: {_S.RUNNING: "admitted", _S.SETTLED: "cancelled, expired, refused or shut down while waiting"},
-    _S.RUNNING: {_S.SETTLED: "finished, or ended by a bound, its owner or the engine", _S.WAITING: "requeued"},
+    _S.RUNNING: {
+        _S.SETTLED: "finished, or ended by a bound, its owner or the engine",
+        _S.WAITING: "requeued, continued or paused",
+    },
     _S.SETTLED: {},
     _T.ADMITTED: {_T.STOPPING: "stopped or finished", _T.GONE: "refused, or its engine died"},
     _T.STOPPING: {_T.GONE: "release proved, or its engine died"},

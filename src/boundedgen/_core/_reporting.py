@@ -28,6 +28,8 @@ class Reporting(Recycling):
             self._finished(finish, now)
         for id_ in report.stopping:
             self._stop_taken(id_, report.steps - 1, now)
+        for id_ in report.paused:
+            self._paused(id_)
         for refusal in report.refused:
             self._refused(refusal, now)
         for release in report.released:
@@ -51,6 +53,7 @@ class Reporting(Recycling):
         stay.heard(len(output.token_ids), now)
         sequence.suspect, sequence.fruitless = False, 0
         self._tried(stay)
+        self._outgrown(sequence, stay)
         self.tally.tokens += 0 if stay.probe else len(output.token_ids)
         self.life.served(now, self._forget_after)
         if sequence.first_token_at is None:
@@ -109,8 +112,10 @@ class Reporting(Recycling):
         if stay is None:
             return
         sequence = self.sequences.get(stay.sequence)
+        if refusal.code == ev.NO_ROOM:
+            self._turned_back(stay)
         self._gone(stay, 0, 0.0, "refused", now)
-        if sequence is not None:
+        if sequence is not None and refusal.code != ev.NO_ROOM:
             self._settle(sequence, Why.REJECTED, now, refusal.text)
 
     def _released(self, release: ev.Release, now: float) -> None:

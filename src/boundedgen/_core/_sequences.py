@@ -36,6 +36,7 @@ class Submission:
     cleared: bool = True
     probe: bool = False
     resume: Resume = Resume.NEVER
+    continuable: bool = False  #: what it has generated can be given to an engine as part of its prompt
 
 
 @define(eq=False)
@@ -52,6 +53,7 @@ class Sequence:
     first_token_at: float | None = None
     lost: int = 0  #: stays that the engine ended for lack of cache
     resumed: int = 0  #: times that it was taken up again after the loss of an engine
+    paused: int = 0  #: times that it was stopped to make room for others
     crashes: int = 0  #: engines that failed, not by a hand from outside, while it was inside
     fruitless: int = 0  #: engines lost in a row, for whatever reason, with it inside and no token of it since
     strikes: int = 0  #: those of them that it is suspected of

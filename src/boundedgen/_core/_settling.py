@@ -35,7 +35,7 @@ class Settling(Books):
     def _enqueue(self, sequence: Sequence, now: float) -> None:
         capacity = self.ledger.capacity
         if capacity is not None and not sequence.submission.probe and capacity.lacking(self._needs(sequence, capacity)):
-            if sequence.resumed:
+            if sequence.resumed or sequence.tokens:
                 self._lose(sequence, now, "it was to be continued, and does not fit the engine that came back")
             else:
                 self._settle(sequence, Why.REJECTED, now, "it can never fit the cache of this engine")

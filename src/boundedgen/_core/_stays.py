@@ -20,6 +20,7 @@ class Stay:
     phase: StayPhase = StayPhase.ADMITTED
     before: int = 0  #: tokens that earlier stays had generated; here they are part of the prompt
     tokens: int = 0  #: generated in it
+    expected: int = 0  #: tokens, those before included, that `needs` is for
     first_at: float | None = None  #: of its first token
     last_at: float = 0.0  #: of its last token
     taken: bool = False  #: the engine has acknowledged the admission

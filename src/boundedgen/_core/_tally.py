@@ -19,6 +19,7 @@ class Tally:
     requeued: int = 0
     hopeless: int = 0  #: not let in, since their deadlines could not be met any more
     resumed: int = 0
+    paused: int = 0
     quarantined: int = 0
     ghosts: int = 0  #: stays that only the engine knew; stopped
     forgotten: int = 0  #: stays that the engine no longer knew; ended

@@ -1,10 +1,10 @@
 """The engine's loop: take commands, stop, admit, step, report. It knows no engine, only the `Engine` protocol.
 
-One round: what the parent has sent is read; stays whose stop was asked for or whose deadline has passed are drained
-and stopped; then newcomers are admitted; then one step runs between two stamps; then its outputs, ends and releases
-go into one report. A report that the pipe does not take is merged with the next, up to a size, so that the engine
-steps and stops on while the parent is away. With nothing held it sleeps in poll(). The end of the command pipe ends
-the process.
+One round: what the parent has sent is read; stays whose stop was asked for or whose deadline has passed, and those that
+are paused to make room, are drained and stopped; then newcomers are admitted; then one step runs between two stamps;
+then its outputs, ends and releases go into one report. A report that the pipe does not take is merged with the next, up
+to a size, so that the engine steps and stops on while the parent is away. With nothing held it sleeps in poll(). The
+end of the command pipe ends the process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import NoReturn, final
 from attrs import define, evolve
 
 from boundedgen import _device_lock
-from boundedgen._core._events import BootFailed, EngineFacts, Finish, Ready, Refusal, Release, StepRaised
+from boundedgen._core._events import BootFailed, EngineFacts, Finish, Ready, Release, StepRaised
 from boundedgen._engine import _compile_cache, _stacks
 from boundedgen._engine._frames import WireError
+from boundedgen._engine._guard import Guard
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Work, schedule
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
@@ -74,6 +75,7 @@ class Loop:
     ) -> None:
         self._engine, self._line, self._stamps, self._incarnation = engine, line, stamps, incarnation
         self._held: dict[int, Held] = {}
+        self._guard = Guard(engine.facts)
         self._size = size
         self._halts: list[int] = []
         self._arrivals: dict[int, Request] = {}
@@ -98,6 +100,7 @@ class Loop:
         if self._poisoned:
             return
         self._stop_due(time.monotonic())
+        self._make_room(time.monotonic())
         self._admit()
         if self._held or self._restless:
             self._step()
@@ -106,7 +109,7 @@ class Loop:
     def _take(self, word: Word) -> None:
         if isinstance(word, Request):
             if word.stay in self._held or word.stay in self._arrivals:
-                self._refuse(word.stay, "this stay is in the engine already")
+                self._tidings.refuse(word.stay, "this stay is in the engine already")
             else:
                 self._arrivals[word.stay] = word
         elif isinstance(word, Halt):
@@ -128,31 +131,34 @@ class Loop:
         if held := self._held.get(stay):
             self._stop(held, now)
         elif self._arrivals.pop(stay, None):
-            self._never_entered(stay)
+            self._tidings.never_entered(stay)
 
-    def _stop(self, held: Held, now: float) -> None:
-        """Drain, then stop: a stop throws away what was not read."""
+    def _stop(self, held: Held, now: float) -> bool:
+        """Drain, then stop: a stop throws away what was not read. False: it has ended, or was stopped before."""
         if held.ended or held.stopped_at is not None:
-            return
+            return False
         if self._collect(held):
-            return
+            return False
         held.inside.stop()
         held.stopped_at, held.work.over = now, True
+        self._guard.leaves(held.stay)
         self._tidings.stopping.append(held.stay)
         self._tidings.news = True
+        return True
 
-    def _never_entered(self, stay: int) -> None:
-        """Stopped before the engine saw it: taken, stopped and released in one breath."""
-        self._tidings.taken.append(stay)
-        self._tidings.stopping.append(stay)
-        self._tidings.release(Release(stay, 0, 0.0, 0))
+    def _make_room(self, now: float) -> None:
+        for stay in self._guard.to_pause():
+            if self._stop(self._held[stay], now):
+                self._tidings.paused.append(stay)
 
     # admissions
 
     def _admit(self) -> None:
         for request in self._arrivals.values():
             if request.deadline <= time.monotonic():
-                self._never_entered(request.stay)
+                self._tidings.never_entered(request.stay)
+            elif not self._guard.room_for(request):
+                self._tidings.turn_back(request.stay)
             else:
                 self._enter(request)
         self._arrivals.clear()
@@ -161,14 +167,12 @@ class Loop:
         try:
             inside = self._engine.add(request)
         except Exception as error:
-            self._refuse(request.stay, f"{type(error).__name__}: {error}")
+            self._tidings.refuse(request.stay, f"{type(error).__name__}: {error}")
             return
         self._held[request.stay] = Held(request.stay, inside, request.deadline, Work.of(request))
+        self._guard.enter(request)
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
-
-    def _refuse(self, stay: int, text: str) -> None:
-        self._tidings.refuse(Refusal(stay, "invalid", text))
 
     # the step
 
@@ -186,6 +190,7 @@ class Loop:
         self._stamps.end(self._ended)
         self._steps += 1
         self._tidings.stepped(began, self._metrics.scheduled, load)
+        self._guard.stepped()
         for held in list(self._held.values()):
             self._look_at(held)
         if not self._held or not self._steps % HELD_EVERY:
@@ -204,8 +209,10 @@ class Loop:
         token_ids, logprobs, why = held.inside.collect()
         if token_ids:
             self._tidings.output(held.stay, token_ids, logprobs)
+            self._guard.shown(held.stay, len(token_ids))
         if why:
             held.ended = held.work.over = True
+            self._guard.leaves(held.stay)
             why = "ignored" if why == "stopped" else why
             self._finish(held, Finish(held.stay, why, held.inside.results()))
         return held.ended
@@ -223,8 +230,9 @@ class Loop:
 
     def _release(self, held: Held) -> None:
         del self._held[held.stay]
+        self._guard.gone(held.stay)
         if held.unsaid:
-            self._refuse(held.stay, held.unsaid)
+            self._tidings.refuse(held.stay, held.unsaid)
             return
         stopped = held.stopped_at is not None
         seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0

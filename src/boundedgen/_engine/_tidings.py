@@ -6,7 +6,7 @@ from typing import final
 
 from attrs import Factory, define
 
-from boundedgen._core._events import Finish, Output, Progress, Refusal, Release
+from boundedgen._core._events import NO_ROOM, Finish, Output, Progress, Refusal, Release
 from boundedgen._engine._seam import Metrics
 from boundedgen._engine._wire import size_of
 
@@ -28,6 +28,7 @@ class Tidings:
     held: tuple[int, ...] | None = None
     taken: list[int] = Factory(list)
     stopping: list[int] = Factory(list)
+    paused: list[int] = Factory(list)
     refused: list[Refusal] = Factory(list)
     outputs: dict[int, tuple[list[int], list[float]]] = Factory(dict)
     finished: list[Finish] = Factory(list)
@@ -47,15 +48,25 @@ class Tidings:
         self.size += size_of(finish)
         self.finished.append(finish)
 
-    def refuse(self, refusal: Refusal) -> None:
-        self.size += size_of(refusal)
-        self.refused.append(refusal)
-        self.news = True
-
     def release(self, release: Release) -> None:
         self.size += _ROW
         self.released.append(release)
         self.news = True
+
+    def never_entered(self, stay: int) -> None:
+        """Stopped before the engine saw it: taken, stopped and released in one breath."""
+        self.taken.append(stay)
+        self.stopping.append(stay)
+        self.release(Release(stay, 0, 0.0, 0))
+
+    def refuse(self, stay: int, text: str, code: str = "invalid") -> None:
+        refusal = Refusal(stay, code, text)
+        self.size += size_of(refusal)
+        self.refused.append(refusal)
+        self.news = True
+
+    def turn_back(self, stay: int) -> None:
+        self.refuse(stay, "there is no room for it yet", NO_ROOM)
 
     def stepped(self, began: float, scheduled: int, load: tuple[int, int]) -> None:
         """`scheduled`: requests, as the engine tells; `load`: tokens and attention, as they were estimated before."""
@@ -76,6 +87,7 @@ class Tidings:
             held=self.held,
             taken=tuple(self.taken),
             stopping=tuple(self.stopping),
+            paused=tuple(self.paused),
             refused=tuple(self.refused),
             outputs=tuple([Output(stay, tuple(ids), tuple(probs)) for stay, (ids, probs) in self.outputs.items()]),
             finished=tuple(self.finished),

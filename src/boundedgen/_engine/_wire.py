@@ -18,6 +18,7 @@ from attrs import frozen
 
 from boundedgen._core._events import (
     BootFailed,
+    Claim,
     EngineFacts,
     Finish,
     Output,
@@ -286,6 +287,7 @@ def _to_progress(incarnation: int, body: bytes) -> Progress:
 _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]]]] = {
     "taken": (list, _ints),
     "stopping": (list, _ints),
+    "paused": (list, _ints),
     "refused": (partial(_rows, _from_refusal), partial(_each, _to_refusal)),
     "finished": (partial(_rows, _from_finish), partial(_each, _to_finish)),
     "released": (partial(_rows, _from_release), partial(_each, _to_release)),
@@ -351,13 +353,22 @@ def _to_hello(incarnation: int, v: Any) -> Hello:
 
 
 def _to_request(incarnation: int, v: Any) -> Request:
-    stay, deadline, config, prompt, shown = _list(v)
-    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown))
+    stay, deadline, config, prompt, shown, claim = _list(v)
+    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown), _or_none(_to_claim, claim))
+
+
+def _from_claim(e: Claim | None) -> list[Any] | None:
+    return None if e is None else [e.pausable, *e.rank]
+
+
+def _to_claim(v: Any) -> Claim:
+    pausable, priority, deadline, number = _list(v)
+    return Claim(_bool(pausable), (_float(priority), _float(deadline), _float(number)))
 
 
 _ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
     Boot: (1, lambda e: dict(e.spec)),
-    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown]),
+    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown, _from_claim(e.claim)]),
     Halt: (3, lambda e: e.stay),
     Hello: (16, lambda e: [e.at, e.pid, dict(e.versions)]),
     Ready: (17, _from_ready),

@@ -17,13 +17,13 @@ from boundedgen._core._events import (
     Finish,
     Pulse,
     Ready,
-    Refusal,
     Release,
     Report,
     StepRaised,
     WireBroken,
 )
 from boundedgen._engine._child import HELD_EVERY
+from boundedgen._engine._guard import Guard
 from boundedgen._engine._load import Work, schedule
 from boundedgen._engine._seam import Metrics
 from boundedgen._engine._tidings import Tidings
@@ -56,7 +56,9 @@ class SimEngine:
         self.triggered: set[FaultKind] = set()
         self.rss_bytes = self.model.rss_bytes  #: told with every report; a test may change it
         self.exited_at: float | None = None
+        self.preempted = 0  #: times that its scheduler took blocks from somebody: what admission is to prevent
         self.scheduler = self.model.scheduler()
+        self._guard = Guard(self.model.facts())
         self._rows: dict[int, Row] = {}
         self._ghosts: set[int] = set()
         self._commands: list[tuple[float, int, Request | int]] = []
@@ -198,6 +200,7 @@ class SimEngine:
     def _between_steps(self, at: float) -> None:
         self._drain(at)
         self._stop_due(at)
+        self._make_room(at)
         self._admit(at)
         if self._rows or self._restless:
             self._begin_step(at)
@@ -212,7 +215,7 @@ class SimEngine:
             if not isinstance(what, Request):
                 self._halts.append(what)
             elif what.stay in self._rows or what.stay in self._arrivals:
-                self._refuse(what, "this stay is in the engine already")
+                self._tidings.refuse(what.stay, "this stay is in the engine already")
             else:
                 self._arrivals[what.stay] = what
 
@@ -235,11 +238,16 @@ class SimEngine:
         elif (row := self._rows.get(stay)) is not None:
             self._stop(row, at)
         elif self._arrivals.pop(stay, None):
-            self._never_entered(stay)
+            self._tidings.never_entered(stay)
 
-    def _stop(self, row: Row, at: float) -> None:
+    def _make_room(self, at: float) -> None:
+        for stay in self._guard.to_pause():
+            if self._stop(self._rows[stay], at):
+                self._tidings.paused.append(stay)
+
+    def _stop(self, row: Row, at: float) -> bool:
         if row.ended or row.stop_taken_at is not None:
-            return
+            return False
         stay = row.request.stay
         row.stop_taken_at, row.steps_at_stop, row.work.over = at, self._pulse.steps_begun, True
         row.release_not_before = self._pulse.steps_begun + self.model.proof_steps
@@ -250,34 +258,28 @@ class SimEngine:
         if (fault := self._take(K.LATE_FREE, frozenset((stay,)))) is not None:
             row.release_not_before = self._pulse.steps_begun + 1 + fault.steps
         self.scheduler.stop(stay)
-
-    def _never_entered(self, stay: int) -> None:
-        """Stopped before the engine saw it."""
-        self._tidings.taken.append(stay)
-        self._tidings.stopping.append(stay)
-        self._tidings.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
-        self._tidings.news = True
+        self._guard.leaves(stay)
+        return True
 
     def _admit(self, at: float) -> None:
         for request in self._arrivals.values():
             if request.deadline <= at:
-                self._never_entered(request.stay)
+                self._tidings.never_entered(request.stay)
             elif (fault := self._take(K.REFUSE, frozenset((request.stay,)))) is not None:
-                self._refuse(request, fault.text)
+                self._tidings.refuse(request.stay, fault.text)
             elif not request.prompt or request.config["max_new_tokens"] < 1:
-                self._refuse(request, "the prompt or max_new_tokens is empty")
+                self._tidings.refuse(request.stay, "the prompt or max_new_tokens is empty")
+            elif not self._guard.room_for(request):
+                self._tidings.turn_back(request.stay)
             else:
                 self._enter(request)
         self._arrivals.clear()
-
-    def _refuse(self, request: Request, text: str) -> None:
-        self._tidings.refused.append(Refusal(request.stay, code="invalid", text=text))
-        self._tidings.news = True
 
     def _enter(self, request: Request) -> None:
         work = Work.of(request)
         self.scheduler.add(self.model.working(request, work.sequences))
         self._rows[request.stay] = Row(request, work)
+        self._guard.enter(request)
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
 
@@ -307,6 +309,7 @@ class SimEngine:
             if stay in self.scheduler and self._take(K.FORGOTTEN, frozenset((stay,))) is not None:
                 self.scheduler.forget(stay)
                 del self._rows[stay]
+                self._guard.gone(stay)
                 return
 
     def _end_step(self, at: float, step: Step) -> None:
@@ -322,6 +325,8 @@ class SimEngine:
             return
         self._steps += 1
         self._tidings.stepped(step.began, len(step.outcome.scheduled), load)
+        self.preempted += len(step.outcome.preempted)
+        self._guard.stepped()
         self._record(step.outcome, at)
         self._tidings.table_due = not self._rows or self._steps % HELD_EVERY == 0
         self._tell(at)
@@ -352,6 +357,7 @@ class SimEngine:
             row.late_tokens += 1
             return
         row.tokens.append(token)
+        self._guard.shown(stay, 1)
         if row.work.sequences == 1:
             self._tidings.output(stay, [token], list(row.logprobs(1)))
 
@@ -359,6 +365,7 @@ class SimEngine:
         row = self._rows[stay]
         if row.stop_taken_at is None:
             row.ended = row.work.over = True
+            self._guard.leaves(stay)
             row.release_not_before = self._steps + self.model.proof_steps
             results = row.results(self.model.vocab_size) if why != "ignored" else ()
             self._tidings.finished.append(Finish(stay, why, results))
@@ -374,6 +381,7 @@ class SimEngine:
         if self._pulse.steps_ended < row.release_not_before:
             return
         del self._rows[stay]
+        self._guard.gone(stay)
         if self._take(K.GHOST, frozenset((stay,))) is not None:
             self._ghosts.add(stay)
         stopped = row.stop_taken_at

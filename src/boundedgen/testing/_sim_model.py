@@ -45,10 +45,15 @@ class SimModel:
             tuple(request.prompt),
             max_new_tokens=config["max_new_tokens"],
             sequences=sequences,
-            natural_length=None if config.get("ignore_eos") else self.natural_length(request.prompt),
+            natural_length=None if config.get("ignore_eos") else self._length(request),
             eos_token_id=self.eos_token_id,
             vocab_size=self.vocab_size,
         )
+
+    def _length(self, request: Request) -> int | None:
+        """One that is continued ends where it would have."""
+        whole = self.natural_length(request.prompt[: len(request.prompt) - request.shown])
+        return None if whole is None else whole - request.shown
 
     def text(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The token ids that come out for the ids of `prompt`, eos included where the text ends by itself."""
