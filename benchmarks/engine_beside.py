@@ -31,7 +31,7 @@ def load(spec: Mapping[str, Any]) -> _genai.GenAIEngine:
 
     def round_(*_: object) -> None:
         job = asked.recv()
-        asked.send(raw.round(job["prompts"], job["new"]))
+        asked.send(raw.round(job["prompts"], job["new"], job.get("stops", ())))
 
     signal.signal(signal.SIGUSR1, round_)
     asked.send(os.getpid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -23,7 +24,7 @@ class RawLoop:
         self.pipeline = pipeline
         self._id = 1 << 40  #: above every stay's
 
-    def add(self, prompts: list[list[int]], new: int) -> list[Any]:
+    def add(self, prompts: list[list[int]], new: int, stops: Sequence[int] = ()) -> list[Any]:
         import numpy
         import openvino
         import openvino_genai as genai
@@ -31,20 +32,23 @@ class RawLoop:
         handles = []
         for prompt in prompts:
             config = genai.GenerationConfig()
-            config.max_new_tokens, config.ignore_eos = new, True
+            config.max_new_tokens, config.ignore_eos = new, not stops
+            config.stop_token_ids = set(stops)
             self._id += 1
             ids = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
             handles.append(self.pipeline.add_request(self._id, ids, config))
         return handles
 
-    def round(self, prompts: list[list[int]], new: int) -> dict[str, float]:
-        """Seconds and tokens of one round."""
+    def round(self, prompts: list[list[int]], new: int, stops: Sequence[int] = ()) -> dict[str, Any]:
+        """Of one round: seconds, tokens, when the last token of each came, and the steps with a full cache."""
         began = time.monotonic()
-        handles = self.add(prompts, new)
-        tokens = 0
+        handles = self.add(prompts, new, stops)
+        tokens, full, last = 0, 0, [0.0] * len(prompts)
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
-            for handle in handles:
+            full += self.pipeline.get_metrics().cache_usage >= 99.9
+            for n, handle in enumerate(handles):
                 while handle.can_read():
                     tokens += sum(len(output.generated_ids) for output in handle.read().values())
-        return {"seconds": time.monotonic() - began, "tokens": tokens}
+                    last[n] = time.monotonic() - began
+        return {"seconds": time.monotonic() - began, "tokens": tokens, "last": last, "full": full}

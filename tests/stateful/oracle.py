@@ -454,7 +454,7 @@ class Oracle:
         inside = [s for s in self.stays.values() if not s.proved and not s.probe]
         rows = [(s, s.row) for s in inside if s.row.settled is None and s.row.stay == s.id]
         self.inside = [row for stay, row in rows if stay.id not in self.pauses.put_back]
-        for row in self.inside:
+        for _, row in rows:
             row.fruitless += 1
         if cause not in BLAMED or (cause is ev.Cause.DIED and self.exit_status in FROM_OUTSIDE):
             return

@@ -9,6 +9,7 @@ that still holds anything. What cannot be stopped and continued counts with all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import final
 
@@ -57,12 +58,15 @@ class Guard:
         self._blocks = tuple(pool.blocks for pool in self._capacity.pools)
         self._late_proof = facts.proof != "perf_metrics"  # the engine frees before it can be seen that it has
         self._stakes: dict[int, _Stake] = {}
+        self._span = min(pool.tokens_per_block or math.inf for pool in self._capacity.pools)  # steps
+        self._sure: float = 0  # steps for which nobody has to be paused, unless somebody comes in
 
     # --- what happens --------------------------------------------------------------------------------------------
 
     def enter(self, request: Request) -> None:
         if request.claim is not None:
             self._stakes[request.stay] = _Stake.of(request, request.claim)
+            self._sure = 0
 
     def shown(self, stay: int, tokens: int) -> None:
         if (stake := self._stakes.get(stay)) is not None and not stake.hides:
@@ -88,12 +92,18 @@ class Guard:
 
     def to_pause(self) -> list[int]:
         """Those to be stopped before the next step, the least urgent first."""
+        if self._sure > 0:
+            self._sure -= 1
+            return []
         over = self._over(s.needs(self._capacity, 0) for s in self._stakes.values() if self._stays_on(s))
         growing = {stay: s for stay, s in self._stakes.items() if s.steps_since is None}
         needs = {stay: s.needs(self._capacity, STEPS) for stay, s in growing.items()}
-        over = [o + sum(column) for o, column in zip(over, zip(*needs.values(), strict=True), strict=False)]
+        if needs:
+            over = [o + sum(column) for o, column in zip(over, zip(*needs.values(), strict=True), strict=True)]
+        if len(growing) == len(self._stakes) and max(over) + len(growing) <= 0:
+            self._sure = self._span  # in the steps of a block each of them takes one more at the most
         paused: list[int] = []
-        if not over or max(over) <= 0:
+        if max(over) <= 0:
             return paused
         for stay in sorted((i for i, s in growing.items() if s.claim.pausable), key=lambda i: growing[i].claim.rank):
             if max(over) <= 0:

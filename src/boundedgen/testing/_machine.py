@@ -8,6 +8,7 @@ import tenacity
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._errors import (
     BoundedGenError,
@@ -40,8 +41,8 @@ class BoundedMachine(RuleBasedStateMachine):
     """Checks boundedgen's promises, as far as the public API shows them, whatever a simulated engine does; build on it.
 
     A subclass gives its `TestCase` to pytest or unittest. It may say what is simulated (`make_engine`, `make_limits`,
-    `fault_kinds`), set up a server of its own around `simulation.pipeline` (`begin`), check it at every event
-    (`check`), and have rules of its own; generations that go through `ask` are checked with the others.
+    `make_admission`, `fault_kinds`), set up a server of its own around `simulation.pipeline` (`begin`), check it at
+    every event (`check`), and have rules of its own; generations that go through `ask` are checked with the others.
 
     Each run ends with mending: no more faults, time passes, and then everybody must have been answered, everything
     given back, and the lane serve again.
@@ -66,6 +67,11 @@ class BoundedMachine(RuleBasedStateMachine):
         """The pipeline's limits. A sound engine of `make_engine` must be able to keep them."""
         limits: Limits = draw(strategies.limits())
         return limits
+
+    def make_admission(self, draw: Draw) -> Admission:
+        """How the pipeline lets sequences in: "reserve" or "adaptive"."""
+        admission: Admission = draw(strategies.admissions())
+        return admission
 
     def begin(self) -> None:
         """Called once `simulation` is there, before its engine is ready."""
@@ -132,6 +138,7 @@ class BoundedMachine(RuleBasedStateMachine):
             model=self.model,
             limits=self.limits,
             bounds=bounds,
+            admission=self.make_admission(data.draw),
             restart=RestartPolicy(wait=tenacity.wait_fixed(0.5), stop=stop, forget_after=5),
         )
         self.oracle = Oracle(self.simulation, self.model, self.limits, bounds)
@@ -187,6 +194,16 @@ class BoundedMachine(RuleBasedStateMachine):
     def submit_many(self, burst: int, new: int) -> None:
         for n in range(burst):
             self.ask([4, 5, 6 + n], max_new_tokens=new)
+
+    @rule(short=st.integers(0, 10), burst=st.integers(2, 5))
+    def outgrow_what_was_expected(self, short: int, burst: int) -> None:
+        """Answers of a token or two, and then long ones at once."""
+        for n in range(short):
+            self.ask([3 + n, 21], max_new_tokens=30)
+        self.simulation.advance(2.0)
+        for n in range(burst):
+            self.ask([3 + n, 4], max_new_tokens=30)
+        self.simulation.advance(2.0)
 
     @rule(which=st.integers(0, 30), any_of=st.booleans())
     def cancel(self, which: int, any_of: bool) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
+from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core._events import PoolFacts
 from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim_model import SimModel
 
-__all__ = ["around", "bounds", "delays", "faults", "limits", "models"]
+__all__ = ["admissions", "around", "bounds", "delays", "faults", "limits", "models"]
 
 #: Limits that are spans of time, and that a test may want to meet to the instant.
 ALLOWANCES = ("first_step", "new_shape")
@@ -71,6 +72,13 @@ def _model(
 def natural_length(prompt: Sequence[int]) -> int | None:
     """Where the text of a drawn model ends by itself: after 1 to 7 tokens for a third of the prompts."""
     return 1 + prompt[-1] % 7 if prompt[-1] % 3 == 0 else None
+
+
+def admissions() -> st.SearchStrategy[Admission]:
+    """ "reserve", and "adaptive" that sets little or much aside."""
+    return st.builds(
+        Admission, policy=st.sampled_from(["reserve", "adaptive"]), covered=st.sampled_from([0.1, 0.5, 0.9])
+    )
 
 
 def limits() -> st.SearchStrategy[Limits]:

@@ -1,0 +1,217 @@
+"""Long limits, short answers, a cache for few worst cases: the raw engine, admission "reserve" and "adaptive".
+
+    python benchmarks/admission.py [--rounds 3] [--calls 64] [--limit 512] [--worst 6] [--small] [--json FILE]
+
+All calls come at once. Each policy runs in a process of its own, with the raw loop beside it on the same pipeline, in
+turn with it. Prints tokens a second, the time of the last token of a call (p50, p99), pauses, tokens that were computed
+twice for them, and how full the cache was: below 100 % the engine had nothing to preempt for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import engine_beside
+from attrs import define, field, frozen
+from workload import small, smollm2
+
+import boundedgen
+from boundedgen._core._events import Admit
+from boundedgen._engine._host import GenAIHost
+from boundedgen._flow import Flow
+from boundedgen._text import GenAITokenizer
+from boundedgen.abc import Request
+
+PROMPT = 32
+
+
+@frozen
+class Work:
+    """`calls` at once. What stops them is common in the model's answers, so that most are far shorter than `limit`."""
+
+    model: str
+    vocab: int
+    calls: int
+    limit: int
+    worst: int  #: worst cases that the cache holds
+
+    @property
+    def stops(self) -> list[int]:
+        return random.Random(0).sample(range(20, self.vocab), self.vocab // 40)
+
+    def scheduler(self) -> dict[str, Any]:
+        blocks = self.worst * -(-(PROMPT + self.limit) // 32)
+        return {"num_kv_blocks": blocks, "max_num_batched_tokens": 256, "max_num_seqs": self.calls}
+
+    def prompts(self, seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        return [[rng.randrange(20, self.vocab) for _ in range(PROMPT)] for _ in range(self.calls)]
+
+
+@define
+class Twice:
+    """Tokens that were sent to the engine once more, since their stay had been paused."""
+
+    tokens: int = 0
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        request = Flow.request
+
+        def counted(flow: Flow, effect: Admit) -> Request:
+            made = request(flow, effect)
+            self.tokens += len(made.prompt) if effect.paused else 0
+            return made
+
+        with mock.patch.object(Flow, "request", counted):
+            yield
+
+
+@define
+class Figures:
+    tokens_per_s: list[float] = field(factory=list)
+    last: list[float] = field(factory=list)  #: seconds until the last token of a call
+    full: int = 0  #: steps with a full cache
+
+    def row(self) -> dict[str, Any]:
+        if not self.tokens_per_s:
+            return {"died": True}
+        p = statistics.quantiles(self.last, n=100)
+        rate = statistics.median(self.tokens_per_s)
+        return {"tokens_per_s": rate, "p50_s": p[49], "p99_s": p[98], "steps_with_full_cache": self.full}
+
+
+class Contest:
+    """A pipeline of one policy, and the raw loop in its engine's process."""
+
+    def __init__(self, work: Work, policy: str) -> None:
+        self.work, self.policy = work, policy
+        self._folder = tempfile.TemporaryDirectory()
+        address = str(Path(self._folder.name, "rounds"))
+        os.environ[engine_beside.ADDRESS] = address
+        places = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+        limits = boundedgen.Limits(running_max=work.calls, max_new_tokens=work.limit, max_new_tokens_default=1)
+        with Listener(address) as listener:
+            host = GenAIHost(
+                work.model,
+                work.scheduler(),
+                "CPU",
+                {},
+                tokenizer_properties={},
+                limits=limits,
+                tokenizer=lambda: GenAITokenizer(work.model, {}),
+                module=engine_beside.__name__,
+            )
+            admission = boundedgen.Admission(policy=policy)
+            self.pipeline = boundedgen.BoundedPipeline(None, engine=host, limits=limits, admission=admission)
+            self.engine: Connection[Any, Any] = listener.accept()
+        self._pid = self.engine.recv()
+        self.pipeline.wait_ready()
+
+    def raw_round(self, seed: int, into: Figures) -> None:
+        job = {"prompts": self.work.prompts(seed), "new": self.work.limit, "stops": self.work.stops}
+        self.engine.send(job)
+        os.kill(self._pid, signal.SIGUSR1)
+        answer = self.engine.recv()
+        into.tokens_per_s.append(answer["tokens"] / answer["seconds"])
+        into.last += answer["last"]
+        into.full += answer["full"]
+
+    def bounded_round(self, seed: int, into: Figures) -> None:
+        began, work = time.monotonic(), self.work
+        held = [
+            self.pipeline.submit(prompt, max_new_tokens=work.limit, stop_token_ids=work.stops)
+            for prompt in work.prompts(seed)
+        ]
+        done = [generation.result() for generation in held]
+        into.tokens_per_s.append(sum(one.completion_tokens for one in done) / (time.monotonic() - began))
+        into.last += [one.total_s for one in done]
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.engine.close()
+        self._folder.cleanup()
+
+
+def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
+    """Rounds in turn, after one of each to warm up, in which "adaptive" learns how long answers are."""
+    raw, bounded, warm, twice = Figures(), Figures(), Figures(), Twice()
+    with contextlib.closing(Contest(work, policy)) as contest:
+        contest.bounded_round(0, warm)
+        for n in range(1, rounds + 1):
+            with twice.counting():
+                contest.bounded_round(n, bounded)
+        stats = contest.pipeline.stats()
+        with contextlib.suppress(EOFError, ConnectionResetError):  # it may die of its own preemption
+            contest.raw_round(0, warm)
+            for n in range(1, rounds + 1):
+                contest.raw_round(n, raw)
+    ratios = [b / r for b, r in zip(bounded.tokens_per_s, raw.tokens_per_s, strict=False)]
+    return {
+        "policy": policy,
+        **bounded.row(),
+        "pauses": stats.paused_total,
+        "turned_back": stats.requeued_total,
+        "tokens_twice": twice.tokens,
+        "tokens": stats.tokens_total,
+        "cache_usage_max": stats.cache_usage_max,
+        "engines_lost": sum(stats.kills_total.values()),
+        "raw": raw.row(),
+        "of_raw": statistics.median(ratios) if ratios else None,
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    raw, ratio = row["raw"], row["of_raw"]
+    beside = (
+        "raw died"
+        if ratio is None
+        else (
+            f"raw {raw['tokens_per_s']:.0f} tok/s, p50 {raw['p50_s']:.2f} s, p99 {raw['p99_s']:.2f} s, "
+            f"{raw['steps_with_full_cache']} steps with a full cache; ratio {ratio:.3f}"
+        )
+    )
+    print(
+        f"{row['policy']}: {row['tokens_per_s']:.0f} tok/s, p50 {row['p50_s']:.2f} s, p99 {row['p99_s']:.2f} s, "
+        f"{row['pauses']} pauses, {row['turned_back']} turned back, {row['tokens_twice']} of {row['tokens']} tokens "
+        f"computed twice, cache at most {row['cache_usage_max']:.1%} full, "
+        f"{row['engines_lost']} engines lost; {beside}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--calls", type=int, default=64)
+    parser.add_argument("--limit", type=int, default=512, help="max_new_tokens of each call")
+    parser.add_argument("--worst", type=int, default=6, help="worst cases that the cache holds")
+    parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")
+    parser.add_argument("--json", help="write the figures there")
+    arguments = parser.parse_args()
+    model, vocab = (small(), 259) if arguments.small else (smollm2(), 40_000)
+    work = Work(model, vocab, arguments.calls, arguments.limit, arguments.worst)
+    rows = []
+    for policy in ("reserve", "adaptive"):
+        rows.append(compare(work, policy, arguments.rounds))
+        show(rows[-1])
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
