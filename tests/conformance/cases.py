@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from conformance.scripts import Admit, Script, Settings, Stop, script
 
 SAMPLES = {"do_sample": True, "num_return_sequences": 3}
@@ -19,6 +19,7 @@ WHOLE_FULL = Settings(tokens=288, scheduler=WHOLE.scheduler)
 CACHING = Settings(tokens=6400, scheduler={**BATCH, "enable_prefix_caching": True})
 COUNTED = Settings(tokens=6400, scheduler=BATCH, counted=True)
 HYBRID = Settings("hybrid", tokens=6400, scheduler={**BATCH, "max_num_seqs": 24})
+TIGHT = Settings("hybrid", tokens=288, scheduler={**BATCH, "max_num_seqs": 4})
 SLOTS = Settings("hybrid", tokens=6400, scheduler={**BATCH, "max_num_seqs": 3})
 
 
@@ -104,6 +105,18 @@ OVERFULL = [
     ),
 ]
 
+#: What a cache does that is watched over: admission "adaptive".
+GUARDED = [
+    _case("the least urgent is paused", *((0, _admit(n, 60, 80, urgency=float(-n % 3))) for n in (1, 2, 3))),
+    _case("a newcomer is turned back", *((n, _admit(n, 100, 60, urgency=0.0)) for n in (1, 2, 3))),
+    _case("some are paused, some come later", *((5 * n, _admit(n, 20, 90, urgency=float(n))) for n in range(1, 9))),
+    _case(
+        "a stop beside a pause",
+        *((0, _admit(n, 60, 80, urgency=float(n))) for n in (1, 2, 3)),
+        *((at, Stop(3)) for at in range(30, 40)),
+    ),
+]
+
 #: Without `dynamic_split_fuse`.
 IN_WHOLE = [
     _case("prompts have steps of their own", (0, _admit(1, 100, 9)), (3, _admit(2, 100, 9)), (3, _admit(3, 200, 9))),
@@ -139,6 +152,8 @@ CASES: list[tuple[str, Settings, list[Case]]] = [
     ("plain, cache full, large batches", FULL_AT_ONCE, OVERFULL),
     ("plain, whole prompts", WHOLE, IN_WHOLE),
     ("plain, whole prompts, cache full", WHOLE_FULL, [case for case in OVERFULL if "never" not in case.name]),
+    *((f"guarded, {kind}", at, GUARDED) for kind, at in (("plain", FULL), ("whole", WHOLE_FULL), ("hybrid", TIGHT))),
+    ("guarded, release proved by counts", evolve(COUNTED, tokens=288), GUARDED),
     ("plain, prefix caching", CACHING, [*ROOMY[::3], *REPEATED]),
     ("plain, release proved by counts", COUNTED, ROOMY[1::2]),
     ("hybrid", HYBRID, ROOMY),

@@ -98,7 +98,8 @@ def simulate(model: SimModel, script: Script, rounds: int = 3000) -> Trace:
     engine = SimEngine(1, 0.0, model)
     for at, command in script.commands:
         if isinstance(command, Admit):
-            engine.admit(Request(command.stay, command.ids(), command.fields(), command.deadline), float(at))
+            ids, fields = command.ids(), command.fields()
+            engine.admit(Request(command.stay, ids, fields, command.deadline, claim=command.claim), float(at))
         else:
             engine.stop(command.stay, float(at))
     loads, trace = Loads(), Trace()

@@ -123,7 +123,7 @@ def _word(command: Command, stops: Mapping[int, int]) -> Request | Halt:
     fields = command.fields()
     if command.stay in stops:
         fields["stop_token_ids"] = [stops[command.stay]]
-    return Request(command.stay, command.ids(), fields, command.deadline)
+    return Request(command.stay, command.ids(), fields, command.deadline, claim=command.claim)
 
 
 # --- in the laboratory -----------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
+from boundedgen._core._events import Claim
+
 FIRST_TEXT = 3  #: ids below are special
 VOCABULARY = 259
 
@@ -28,6 +30,7 @@ class Admit:
     deadline: float = math.inf  #: an instant
     stop_at: int | None = None  #: a token that is new to the text, at this place of the output or later, ends it
     text: int | None = None  #: None: its stay's number
+    urgency: float | None = None  #: it may be paused, the least urgent first; None: its blocks are set aside
 
     @property
     def words(self) -> int:
@@ -39,6 +42,10 @@ class Admit:
     def ids(self) -> list[int]:
         drawn = random.Random(self.words)
         return [drawn.randrange(FIRST_TEXT, VOCABULARY) for _ in range(self.prompt)]
+
+    @property
+    def claim(self) -> Claim | None:
+        return None if self.urgency is None else Claim(True, (self.urgency, 0.0, 0.0))
 
     def fields(self) -> dict[str, Any]:
         """GenerationConfig fields, as the product sends them."""

@@ -38,6 +38,7 @@ def record(report: Report, load: tuple[int, int] | None) -> Record:
         "held": None if report.held is None else list(report.held),
         "taken": list(report.taken),
         "stopping": list(report.stopping),
+        "paused": list(report.paused),
         "refused": [[refusal.stay, refusal.code] for refusal in report.refused],
         "outputs": [[output.stay, len(output.token_ids), len(output.logprobs)] for output in report.outputs],
         "finished": [

@@ -64,7 +64,8 @@ class WholeChild:
     def _send(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if isinstance(command, Admit):
-                self._link.admit(Request(command.stay, command.ids(), command.fields(), command.deadline))
+                ids, fields = command.ids(), command.fields()
+                self._link.admit(Request(command.stay, ids, fields, command.deadline, claim=command.claim))
                 self._at_rest = False
             else:
                 self._link.stop(command.stay)

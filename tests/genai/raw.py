@@ -25,6 +25,8 @@ import numpy as np
 import openvino as ov  # type: ignore[import-untyped,unused-ignore]
 import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
+import boundedgen
+
 P = ParamSpec("P")
 R = TypeVar("R")
 TESTS = Path(__file__).resolve().parent.parent
@@ -176,7 +178,9 @@ class Lab:
     """A process that runs experiments one after another."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = {**os.environ, **(environment or {}), "PYTHONPATH": str(TESTS)}
+        package = Path(boundedgen.__file__).parents[1]  # the very one that is tested here
+        places = os.pathsep.join((str(TESTS), str(package)))
+        self._environment = {**os.environ, **(environment or {}), "PYTHONPATH": places}
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by close()
 
