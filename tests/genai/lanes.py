@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from counts import happened
 
-from boundedgen import BoundedPipeline, FinishReason, Limits, SchedulerStats
+from boundedgen import Admission, BoundedPipeline, FinishReason, Limits, SchedulerStats
 
 TESTS = Path(__file__).resolve().parents[1]
 PLAIN = str(TESTS / "models" / "plain")
@@ -44,6 +44,7 @@ def lane(
     """A ready pipeline. At its end it is empty, was restarted as often as said, and leaves nothing in this process."""
     settings = {"num_kv_blocks": 64, **(scheduler or {})}
     arguments.setdefault("limits", Limits(running_max=8))
+    arguments.setdefault("admission", Admission(margin=None))  # who has too little time is let in all the same
     with nothing_left_behind(model_files=False):  # whoever still has the pipeline still has its tokenizer
         pipeline = BoundedPipeline(model, settings, device, F32 if properties is None else properties, **arguments)
         with pipeline:

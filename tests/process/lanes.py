@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from attrs import frozen
 
-from boundedgen import BoundedPipeline, Bounds, Generation, GenerationError, Limits, RestartPolicy
+from boundedgen import Admission, BoundedPipeline, Bounds, Generation, GenerationError, Limits, RestartPolicy
 from boundedgen._core._events import Pulse
 from boundedgen._engine._host import GenAIHost
 from boundedgen.testing._faulty_child import MODULE
@@ -49,6 +49,9 @@ def simulated_host(
     )
 
 
+EVERYBODY = Admission(margin=None)  #: who has too little time is let in all the same: tests/core/test_hopeless.py
+
+
 def simulated_lane(
     fault: Mapping[str, Any] | None = None,
     *,
@@ -67,6 +70,7 @@ def simulated_lane(
         bounds=bounds,
         lease_ttl=lease_ttl,
         device_lock=device_lock,
+        admission=EVERYBODY,
     )
 
 
@@ -75,7 +79,9 @@ def plain_lane(
 ) -> BoundedPipeline:
     """The small real model, on the CPU."""
     settings = {"num_kv_blocks": 64, **scheduler}
-    return BoundedPipeline(MODELS / "plain", settings, "CPU", limits=limits, restart=restart or AT_ONCE)
+    return BoundedPipeline(
+        MODELS / "plain", settings, "CPU", limits=limits, restart=restart or AT_ONCE, admission=EVERYBODY
+    )
 
 
 def engine_pid(lane: BoundedPipeline) -> int:
