@@ -66,6 +66,7 @@ class _Pipe:
     """The line to a parent that reads only when it is not `busy`."""
 
     busy: bool = False
+    page: int = 1 << 20  #: bytes
     inbox: list[Word] = field(factory=list)
     sent: list[Progress] = field(factory=list)
 

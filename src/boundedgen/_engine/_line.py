@@ -21,9 +21,7 @@ class Line:
         self._commands, self._reports, self._incarnation = commands, reports, incarnation
         self._decoder = Decoder(LONGEST)  # what the parent takes in at its door is its own matter
         self._outbox = Outbox(frame_bytes)
-        self.page = (
-            frame_bytes // 2
-        )  #: bytes of a report; the other half is for one result, or for a table of what is held
+        self.page = frame_bytes // 2  #: bytes of a report; the rest is for one result, or for a table of what is held
         self._poll = select.poll()
         self._poll.register(commands, select.POLLIN)
         for fd in (commands, reports):
