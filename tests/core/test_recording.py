@@ -53,7 +53,8 @@ def a_day(pipeline: b.BoundedPipeline, engine: HandEngine, seed: int) -> None:
             case 4:
                 for lease in leases:
                     if lease.live and rng.random() < 0.5:
-                        lease.renew()
+                        with contextlib.suppress(b.LeaseExpired):
+                            lease.renew()
             case 5:
                 until(lambda: pipeline._driver.asking.due is None)  # or the default would decide in its stead
                 engine.clock.skip(rng.uniform(0, 4))

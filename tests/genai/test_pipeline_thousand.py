@@ -81,4 +81,4 @@ def test_a_thousand_generations_are_each_answered_once_in_time_and_proved_gone(
     # What the machine did not run, and the time in which consumers had the interpreter, is not the driver's.
     own = [late - max(stalls.within(due, due + late), ticks.within(due, due + late)) for due, late in lateness.values()]
     assert percentile(own, 0.999) <= SLACK_S
-    assert sum(late > 0 for _, late in lateness.values()) > GENERATIONS // 20, "hardly any bound was ever reached"
+    assert sum(late > 0 for _, late in lateness.values()) > GENERATIONS // 50, "hardly any bound was ever reached"

@@ -101,11 +101,11 @@ def test_field_report_47_grandchildren_of_an_engine_go_with_it_on_recovery_and_o
 def test_field_report_48_an_engine_killed_at_any_instant_of_its_writing_blocks_nobody() -> None:
     """Sixteen streams of thousands of small messages a second; no word of one life is heard in the next."""
     draw = random.Random(48)
-    with contextlib.closing(simulated_lane(restart=FOR_EVER)) as lane:
+    with contextlib.closing(simulated_lane(restart=FOR_EVER, num_kv_blocks=16_384)) as lane:
         lane.wait_ready()
         longest = 0.0
         for cycle in range(20):
-            streams = [lane.submit([number], max_new_tokens=8_000, **FULL) for number in range(16)]
+            streams = [lane.submit([number], max_new_tokens=30_000, **FULL) for number in range(16)]
             until(lambda streams=streams: any(s.partial.token_ids for s in streams))  # type: ignore[misc]
             time.sleep(draw.uniform(0, 0.02))
             kill(engine_pid(lane))
