@@ -37,7 +37,7 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
-     "boundedgen._aside", "boundedgen._retrying",
+     "boundedgen._aside", "boundedgen._retrying", "boundedgen._returning",
      "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._forks", "boundedgen._text",
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",

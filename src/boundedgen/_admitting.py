@@ -64,7 +64,7 @@ class Admitting:
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._chance = runtime.chance
-        self._prospects = Prospects(driver, settings.admission, runtime.now, runtime.chance)
+        self._prospects = Prospects(driver, settings, runtime.now, runtime.chance)
         self._resume = settings.restart.resume == "continue"
         self._ids = itertools.count(1)
         #: The newest of each owner and label, for as long as somebody holds it
@@ -145,7 +145,9 @@ class Admitting:
         shares = [share for share in (of_owner, of_lease) if share is not None]
         try:
             if not place.take() and first is None:
-                raise self._prospects.queue_full(f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)")
+                raise self._prospects.queue_full(
+                    f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)", owner
+                )
             if of_owner is not None and not of_owner.take() and first is None:
                 text = f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)"
                 raise self._prospects.share_full(text, owner, priority)
@@ -171,7 +173,9 @@ class Admitting:
                 flow.place = self._door.spare()
         for place in (flow.place, *flow.shares):
             if place is not None and not place.taken and not place.take():
-                raise self._prospects.queue_full("there is no place, and none of one that it would supersede")
+                raise self._prospects.queue_full(
+                    "there is no place, and none of one that it would supersede", flow.submission.owner
+                )
 
     # --- what needs no tokenizer ---------------------------------------------------------------------------------
 
@@ -183,9 +187,9 @@ class Admitting:
         tokens, prospects = self._fields(call, 0)["max_new_tokens"], self._prospects
         bounds = self._bounds_of(call)
         ahead = 0 if first is not None else prospects.ahead_of(owner, call.priority, bounds, at)
-        refusal = prospects.hopeless(ahead, bounds, tokens)
+        refusal = prospects.hopeless(ahead, owner, bounds, tokens)
         if refusal is not None and self._fields(call, 1)["max_new_tokens"] != tokens:
-            refusal = prospects.hopeless(ahead, bounds, 1)  # max_length: how much that is depends on the prompt
+            refusal = prospects.hopeless(ahead, owner, bounds, 1)  # max_length: how much that is depends on the prompt
         if refusal is not None:
             raise refusal
 

@@ -27,6 +27,7 @@ class Journal:
         self.lag_max_s = 0.0  #: by how much the driver ever was late for a wake-up
         self._run, self._model = run, model
         self._pid: int | None = None
+        self.was_ready = False  #: an engine, ever
         self._out_since: float | None = None  # while the engine is replaced
         self._late_again = 0.0
         self._continued = 0
@@ -40,11 +41,14 @@ class Journal:
     # --- the driver ----------------------------------------------------------------------------------------------
 
     def woke(self, expected: float | None, now: float) -> None:
-        """`expected`: the instant at which the driver was to wake up at the latest."""
+        """`expected`: the instant at which the driver was to wake up at the latest.
+
+        Before the first engine is ready nobody is inside, and the tokenizer, which is loaded then, holds the GIL.
+        """
         late = 0.0 if expected is None else now - expected
         if late <= 0.0:
             return
-        if late > LATE and (late > self.lag_max_s or now >= self._late_again):
+        if late > LATE and self.was_ready and (late > self.lag_max_s or now >= self._late_again):
             self._late_again = now + AGAIN
             self.log(logging.WARNING, _STOOD_STILL, late)
         self.lag_max_s = max(self.lag_max_s, late)
@@ -63,6 +67,7 @@ class Journal:
         self.log(level, "engine %d%s %s: %s%s", effect.incarnation, of, how, effect.detail, said)
 
     def became(self, effect: ev.Became, governor: Governor, now: float) -> None:
+        self.was_ready |= effect.state == "ready"
         outage = logging.INFO if governor.life.orderly else logging.WARNING
         level = {"recovering": outage, "failed": logging.ERROR}.get(effect.state, logging.INFO)
         if effect.state == "recovering":

@@ -9,10 +9,11 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds
 from boundedgen._driver import Driver
 from boundedgen._errors import Saturated
+from boundedgen._returning import Returns
+from boundedgen._settings import Settings
 
 UNKNOWN_S: Final = 1.0  #: to come again, while nothing is known
 LEAST_S: Final = 0.1
@@ -26,27 +27,32 @@ def spread(seconds: float, chance: random.Random) -> float:
 
 
 class Prospects:
-    def __init__(self, driver: Driver, admission: Admission, now: Callable[[], float], chance: random.Random) -> None:
+    def __init__(self, driver: Driver, settings: Settings, now: Callable[[], float], chance: random.Random) -> None:
         self._driver = driver
-        self._admission = admission
+        self._admission = settings.admission
+        self._returns = Returns(settings.limits.owners_tracked)
         self._now = now
         self._chance = chance
 
-    def queue_full(self, text: str) -> Saturated:
+    def queue_full(self, text: str, owner: str) -> Saturated:
         """All that wait come in before somebody who comes anew has to wait no longer than they did."""
-        return self._saturated(text, self._turns_s(self._driver.snapshot.waiting))
+        return self._saturated(text, owner, self._turns_s(self._driver.snapshot.waiting))
 
     def share_full(self, text: str, owner: str, priority: int) -> Saturated:
         """The owner's own come in before."""
         governor = self._driver.governor
         ahead = governor.queue.ahead(owner, priority, float("inf"), self._now())
-        return self._saturated(text, self._turns_s(ahead))
+        return self._saturated(text, owner, self._turns_s(ahead))
 
     def _turns_s(self, ahead: int) -> float | None:
         return self._driver.governor.forecast.wait_s(ahead)
 
-    def _saturated(self, text: str, seconds: float | None) -> Saturated:
-        after = spread(UNKNOWN_S if seconds is None else min(MOST_S, max(LEAST_S, seconds)), self._chance)
+    def _saturated(self, text: str, owner: str, seconds: float | None) -> Saturated:
+        """`seconds`: until there is room, as far as that depends on those who wait; those who were refused before, and
+        come back before, are not among them."""
+        turn = self._driver.governor.forecast.turn_s()
+        crowd = self._returns.delay(owner, self._now(), turn, MOST_S)
+        after = spread(UNKNOWN_S if seconds is None else min(MOST_S, max(LEAST_S, seconds, crowd)), self._chance)
         return Saturated(f"{text}; try again in {after:.1f} s", retry_after_s=after)
 
     def ahead_of(self, owner: str, priority: int, bounds: Bounds, at: float) -> int:
@@ -54,7 +60,7 @@ class Prospects:
         due = at + min(_given(bounds), self._admission.ageing)
         return self._driver.governor.queue.ahead(owner, priority, due, at)
 
-    def hopeless(self, ahead: int, bounds: Bounds, tokens: int) -> Saturated | None:
+    def hopeless(self, ahead: int, owner: str, bounds: Bounds, tokens: int) -> Saturated | None:
         """The refusal of one that would wait for longer than it has time; None: it may well make it.
 
         `tokens`: that it may generate. One that has nobody ahead of it is never refused.
@@ -69,7 +75,7 @@ class Prospects:
         for within, needed in ((bounds.queued, wait), (bounds.total, wait + service)):
             if within is not None and (1.0 + margin) * needed > within:
                 text = f"about {wait:.3g} s to wait and {service:.3g} s to generate, {within:.3g} s given"
-                return self._saturated(text, (1.0 + margin) * needed - within)
+                return self._saturated(text, owner, (1.0 + margin) * needed - within)
         return None
 
 

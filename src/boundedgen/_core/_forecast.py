@@ -140,7 +140,12 @@ class Forecast:
 
     def wait_s(self, ahead: int) -> float | None:
         """Seconds until so many have come in, and then one more; None: too little has been seen."""
-        return None if self.seen < ENOUGH or not self.turn.weight else (ahead + 1) * self.turn.value
+        turn = self.turn_s()
+        return None if turn is None else (ahead + 1) * turn
+
+    def turn_s(self) -> float | None:
+        """Seconds from one admission to the next while others wait; None: too little has been seen."""
+        return None if self.seen < ENOUGH or not self.turn.weight else self.turn.value
 
     def expected_tokens(self, most: int, share: float = 0.5, so_far: int = 0) -> int:
         """Of one that may generate `most` and has generated `so_far`: what a `share` of such ones do not exceed."""
