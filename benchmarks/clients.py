@@ -148,21 +148,32 @@ class Clients:
             await asyncio.sleep(attempt.retry_after or 0.0)
 
     async def closed_loop(self, sequences: int, seconds: float) -> float:
-        """Requests a second that the lane serves when so many clients wait for it, one after the other each."""
-        began = self.now
+        """Requests a second that the lane serves when so many clients wait for it, one after the other each.
+
+        After a first round they begin one by one: those that begin together go on in lock-step, with their prompts in
+        batches, which is quicker than whatever clients of their own will can bring about.
+        """
         ended: list[float] = []
 
         async def one() -> None:
-            while self.now < began + seconds or len(ended) < 2 * sequences:  # the first round warms it up
-                attempt = await self.attempt(GOOD, timeout=60.0)
-                ended.append(self.now)
-                if attempt.how != "done":
-                    raise RuntimeError(f"a request in a closed loop ended: {attempt.how}")
+            attempt = await self.attempt(GOOD, timeout=60.0)
+            ended.append(self.now)
+            if attempt.how != "done":
+                raise RuntimeError(f"a request in a closed loop ended: {attempt.how}")
 
+        async def again_and_again(later: float) -> None:
+            await asyncio.sleep(later)
+            while self.now < until or len(ended) < 3 * sequences:
+                await one()
+
+        began = self.now
         await asyncio.gather(*(one() for _ in range(sequences)))
-        until = max(began + seconds, ended[2 * sequences - 1])  # later ones run beside fewer
-        counted = [at for at in ended if ended[sequences - 1] < at <= until]
-        return len(counted) / (counted[-1] - ended[sequences - 1])
+        round_s = self.now - began
+        until = self.now + round_s + seconds
+        await asyncio.gather(*(again_and_again(n * round_s / sequences) for n in range(sequences)))
+        until = max(until, ended[3 * sequences - 1])  # later ones run beside fewer
+        counted = [at for at in ended[2 * sequences - 1 :] if at <= until]
+        return (len(counted) - 1) / (counted[-1] - counted[0])
 
     async def attempt(
         self,
