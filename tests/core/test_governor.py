@@ -326,10 +326,11 @@ def test_words_of_another_incarnation_change_nothing() -> None:
     assert g.state() == "ready"
 
 
-def test_a_finish_without_a_token_is_no_result() -> None:
+@pytest.mark.parametrize("why", ["length", "stop"])
+def test_a_finish_without_a_token_is_no_result(why: str) -> None:
     g = Governed()
     sequence, stay = g.running()
-    g.step(finished=(Finish(stay, "length"),))
+    g.step(finished=(Finish(stay, why),))
     assert g.reason(sequence) == "engine_lost"
 
 

@@ -286,6 +286,7 @@ def test_what_cannot_be_sent_is_logged_once_and_sent_later(
         time.sleep(0.2)
         assert caplog.text.count("systemd cannot be told") == 1
         generation = pipeline.submit("x", max_new_tokens=4)
+        engine.say()
         engine.finish()
         assert generation.result(20).finish_reason is b.FinishReason.STOP
         with contextlib.closing(Listener(address)) as heard:

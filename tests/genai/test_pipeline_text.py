@@ -81,6 +81,15 @@ def test_field_report_72_a_stop_string_that_spans_tokens_ends_the_text_exactly(
     assert completion.text == streamed == whole[: whole.index(stop) + (len(stop) if include else 0)]
 
 
+def test_a_stop_string_that_is_the_very_first_token_is_an_answer_that_reads_empty(pipeline: bg.BoundedPipeline) -> None:
+    """Which is another thing than an answer without a token: that is the engine's error."""
+    firsts = ((seed, pipeline.generate(ids(10, seed), max_new_tokens=1, **FULL).text) for seed in range(40))
+    seed, first = next((seed, text) for seed, text in firsts if text.isascii() and text.isprintable() and text.strip())
+    completion = pipeline.generate(ids(10, seed), max_new_tokens=20, stop_strings=[first], **FULL)
+    assert (completion.finish_reason, completion.text) == (bg.FinishReason.STOP, "")
+    assert completion.completion_tokens == 1
+
+
 def test_field_report_72_the_start_of_a_stop_string_that_is_never_completed_is_flushed_once(
     pipeline: bg.BoundedPipeline,
 ) -> None:

@@ -82,7 +82,7 @@ class Reporting(Recycling):
             self.life.served(now, self._forget_after)
         if finish.why == "ignored":
             self._lost_to_the_cache(sequence, now)
-        elif finish.why == "length" and not tokens:
+        elif not tokens:  # what ends it is a token too, and is among them: there is no empty answer
             self._lose(sequence, now, "the engine finished it without a token")
         else:
             self._settle(sequence, Why(finish.why), now, results=finish.results)

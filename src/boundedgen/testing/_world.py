@@ -1,13 +1,13 @@
 """Simulated time, and all that happens in it: one thing after the other, in the thread that waits for it."""
 
 import asyncio
+import contextlib
 import itertools
 import math
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import ParamSpec, TypeVar, final
 
 from boundedgen._aside import Aside, logger
@@ -168,13 +168,13 @@ class World:
         self.clock.advance_to(until)
         return False
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting(self, until: float, wake: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         """A coroutine waits inside, woken at the instant `until`. Yields what is False or raises why it is in vain."""
         with self.timer(until, wake), self._loops.waiting(wake) as in_vain:
             yield in_vain
 
-    @contextmanager
+    @contextlib.contextmanager
     def timer(self, until: float, wake: Callable[[], None]) -> Iterator[None]:
         """Inside, `wake` is called at the instant `until`, which may be infinite."""
         key = next(self._keys)
@@ -207,7 +207,8 @@ def _attempt(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception:
-        logger.exception("work beside the driver failed")
+        with contextlib.suppress(Exception):  # what failed may be a handler of logging
+            logger.exception("work beside the driver failed")
 
 
 @final
