@@ -85,6 +85,7 @@ def test_what_was_answered_is_in_the_incident_whether_the_engine_died_or_was_kil
     with lane(HandEngine(running_max=1), black_box=tmp_path) as (pipeline, engine):
         inside, waiting = (pipeline.submit("x", max_new_tokens=8) for _ in range(2))
         engine.stay()
+        until(lambda: pipeline.stats().waiting == 1)
         lose(engine)
         with pytest.raises(b.EngineLost):
             inside.result(20)
