@@ -84,6 +84,7 @@ def test_field_report_80_every_generation_has_a_length(
 ) -> None:
     generation = pipeline.submit(ids(12), **given, **FULL)
     assert generation.max_new_tokens == length
+    assert generation.bounds.total == 600, "and a time to end"
     completion = generation.result()
     assert completion.completion_tokens == length
     assert completion.finish_reason is bg.FinishReason.LENGTH
