@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,10 @@ from process.lanes import (
 from boundedgen import (
     Bounds,
     DeadlineExceeded,
+    EngineFailed,
     EngineLost,
     FinishReason,
+    GenerationCancelled,
     GenerationQuarantined,
     HealthState,
     Limits,
@@ -139,7 +143,7 @@ def test_field_report_55_an_engine_killed_from_outside_is_noticed_at_once_and_it
         assert "signal 9" in error.detail
 
 
-def test_field_report_17_reports_of_strangers_change_nothing_and_a_forged_life_breaks_the_wire() -> None:
+def test_reports_of_strangers_change_nothing_and_a_forged_life_breaks_the_wire() -> None:
     with contextlib.closing(simulated_lane({"stale_at": 10, "incarnations": [1]})) as lane:
         lane.wait_ready()
         error = error_of(lane.submit([5], max_new_tokens=100, **FULL))
@@ -172,3 +176,43 @@ def test_field_report_23_a_lane_that_is_full_of_waiters_refuses_the_next_in_mill
             assert 1.0 <= generation.partial.total_s < 1.2
         assert first.finish_reason is None
         assert happened(lane.stats().rejected_total) == {"Saturated": 91}
+
+
+def test_field_report_66_a_load_that_fails_ends_typed_with_the_engines_words_after_the_attempts_that_may_be() -> None:
+    """Not for ever, and not at the first one: it may be another process that has the memory."""
+    words = "Check 'budget_in_bytes <= total_available_memory' failed"
+    restart = RestartPolicy(wait=lambda state: 0.1, stop=lambda state: state.attempt_number >= 3)
+    with contextlib.closing(simulated_lane({"boot_raises": ["memory", words, False]}, restart=restart)) as lane:
+        began = time.monotonic()
+        with pytest.raises(EngineFailed, match="total_available_memory"), lane:
+            pass
+        assert time.monotonic() - began < 10.0
+        stats, health = lane.stats(), lane.health()
+        assert (stats.incarnation, stats.engine_pid, happened(stats.kills_total)) == (3, None, {"boot": 3})
+        assert isinstance(health.error, EngineFailed)
+        assert words in str(health.error)
+
+
+def test_field_report_69_each_of_800_from_16_threads_gets_the_echo_of_its_own_number() -> None:
+    """The simulated engine counts on from seven times the first token; some are stopped at a random moment."""
+    with contextlib.closing(simulated_lane()) as lane:
+        lane.wait_ready()
+
+        def fifty(thread: int) -> list[int]:
+            rnd, own = random.Random(thread), []
+            for nth in range(50):
+                number = (50 * thread + nth) % 259
+                generation = lane.submit([number, 5], max_new_tokens=5, **FULL)
+                own.append(generation.id)
+                if rnd.random() < 0.3:
+                    generation.cancel()
+                error, got = error_of(generation), generation.partial.token_ids
+                assert error is None or isinstance(error, GenerationCancelled)
+                assert got == tuple((7 * number + 2 + n) % 259 for n in range(5 if error is None else len(got)))
+            return own
+
+        with ThreadPoolExecutor(16) as threads:
+            submitted = [id_ for own in threads.map(fifty, range(16)) for id_ in own]
+        assert len(set(submitted)) == 800
+        stats = lane.stats()
+        assert stats.submitted_total == sum(stats.finished_total.values()) == 800

@@ -20,7 +20,7 @@ def cpu_s(*pids: int) -> float:
     return float(sum(t.user + t.system for t in times))
 
 
-LONGEST_S = float(os.environ.get("BOUNDEDGEN_IDLE_S", "12"))  #: `nox -s deep` is idle for more than a minute
+LONGEST_S = float(os.environ.get("BOUNDEDGEN_IDLE_S", "10"))  #: `nox -s deep` is idle for more than a minute
 
 
 def served(lane: BoundedPipeline) -> float:
@@ -39,14 +39,16 @@ def test_field_reports_42_and_81_idleness_costs_no_core_and_no_time_afterwards()
         handle = lane.submit([5, 6, 7], max_new_tokens=3)
         lease = lane.lease("somebody", ttl=3600)
         handle.wait_reclaimed(10)
-        pids = (os.getpid(), engine_pid(lane))
-        for idle in (1.0, 5.0, LONGEST_S):
+        pids, answers = (os.getpid(), engine_pid(lane)), []
+        for idle in (1.0, 2.0, LONGEST_S):
             before, began = cpu_s(*pids), time.monotonic()
             time.sleep(idle)
             share = (cpu_s(*pids) - before) / (time.monotonic() - began)
             answered = served(lane)
             print(f"\n{idle:.0f} s: {share:.2%} of a core, then answered in {answered * 1e3:.0f} ms")
+            answers.append(answered)
             assert answered < 1.0
+        assert min(answers) < 0.2, "one may have met a stall of the machine's, not all"
         assert share < 0.01
         assert lease.live
         assert (engine_pid(lane), lane.stats().restarts_total) == (pids[1], 0)

@@ -6,15 +6,16 @@ time that Python needs to start, and the token at position p of a stay (its prom
 `(7 * prompt[0] + p) % 259`, so that a continued generation goes on as if nothing had happened.
 
 Keys of `fault`, all optional; steps count from 1 in each incarnation:
-`incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `garbage_at`,
-`cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands), `deaf_at` (from
-there on it takes no command), `hush_at` (its reports have ended, and it lives), `stall_at` (from there on its steps
-return and do nothing) (step numbers), `raise_text`, `flood_bytes`, `grow_bytes`, `step_s` (each step takes so long),
-`slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock), `ignore_stops` (bool),
-`ignore_sigterm` (bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text, permanent]), `bad_cache` ("raise",
-"crash", "exit" or "hang": what loading does as long as a CACHE_DIR of the properties holds a file named bad.blob),
-`device` (a file: it boots only if nobody else has it locked), `poison` (a token id: the first step with such a prompt
-inside crashes), `clock` (a file: the first fault in the loop writes its `time.monotonic()` there).
+`incarnations` (list: the only ones that misbehave), `hang_at`, `raise_at`, `exit_at`, `crash_at`, `abort_at`,
+`garbage_at`, `cut_at`, `stale_at`, `flood_at`, `mute_at`, `grow_at`, `block_at` (on the pipe of its commands),
+`deaf_at` (from there on it takes no command), `hush_at` (its reports have ended, and it lives), `stall_at` (from
+there on its steps return and do nothing) (step numbers), `raise_text`, `flood_bytes`, `grow_bytes`, `step_s` (each
+step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow steps hold the interpreter lock),
+`ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text,
+permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a CACHE_DIR of the
+properties holds a file named bad.blob), `device` (a file: it boots only if nobody else has it locked), `poison` (a
+token id: the first step with such a prompt inside crashes), `clock` (a file: the first fault in the loop writes its
+`time.monotonic()` there).
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ _AT = (
     "raise",
     "exit",
     "crash",
+    "abort",
     "garbage",
     "cut",
     "stale",
@@ -277,6 +279,9 @@ class FaultyEngine:
 
     def _crash(self) -> None:
         ctypes.string_at(0)
+
+    def _abort(self) -> None:
+        os.abort()
 
     def _garbage(self) -> None:
         os.write(self._reports, b"\0garbage, not a frame\n")
