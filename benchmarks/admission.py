@@ -148,18 +148,26 @@ class Contest:
 
 
 def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
-    """Rounds in turn, after one of each to warm up, in which "adaptive" learns how long answers are."""
-    raw, bounded, warm, twice = Figures(), Figures(), Figures(), Twice()
+    """Rounds in turn, after one of each to warm up, in which "adaptive" learns how long answers are.
+
+    The raw loop may die of its own preemption, and the pipeline's engine with it: that is the last round then.
+    """
+    raw, bounded, warm, twice, died = Figures(), Figures(), Figures(), Twice(), False
     with contextlib.closing(Contest(work, policy)) as contest:
         contest.bounded_round(0, warm)
+        try:
+            contest.raw_round(0, warm)
+        except (EOFError, ConnectionResetError):
+            died = True
         for n in range(1, rounds + 1):
             with twice.counting():
                 contest.bounded_round(n, bounded)
-        stats = contest.pipeline.stats()
-        with contextlib.suppress(EOFError, ConnectionResetError):  # it may die of its own preemption
-            contest.raw_round(0, warm)
-            for n in range(1, rounds + 1):
-                contest.raw_round(n, raw)
+            stats = contest.pipeline.stats()
+            try:
+                if not died:
+                    contest.raw_round(n, raw)
+            except (EOFError, ConnectionResetError):
+                died = True
     ratios = [b / r for b, r in zip(bounded.tokens_per_s, raw.tokens_per_s, strict=False)]
     return {
         "policy": policy,
@@ -169,7 +177,7 @@ def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
         "tokens_twice": twice.tokens,
         "tokens": stats.tokens_total,
         "cache_usage_max": stats.cache_usage_max,
-        "engines_lost": sum(stats.kills_total.values()),
+        "engines_lost": sum(stats.kills_total.values()) - died,
         "raw": raw.row(),
         "of_raw": statistics.median(ratios) if ratios else None,
     }

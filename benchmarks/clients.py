@@ -34,7 +34,7 @@ class Manners:
     new: int = 64
     vocab: int = 40_000
     timeout: float = 8.0
-    ttl: float = 2.0
+    ttl: float = 1.0
     proxy: float = 300.0
     orphans: float = 0.05  #: so many more clients, as a share of the well-behaved ones
     stops: float = 0.05
@@ -150,8 +150,8 @@ class Clients:
     async def closed_loop(self, sequences: int, seconds: float) -> float:
         """Requests a second that the lane serves when so many clients wait for it, one after the other each.
 
-        After a first round they begin one by one: those that begin together go on in lock-step, with their prompts in
-        batches, which is quicker than whatever clients of their own will can bring about.
+        After a first round they begin one by one: those that begin together also end together, all at once or not at
+        all within the time that is counted.
         """
         ended: list[float] = []
 
@@ -163,17 +163,16 @@ class Clients:
 
         async def again_and_again(later: float) -> None:
             await asyncio.sleep(later)
-            while self.now < until or len(ended) < 3 * sequences:
+            while self.now < until:
                 await one()
 
         began = self.now
         await asyncio.gather(*(one() for _ in range(sequences)))
         round_s = self.now - began
-        until = self.now + round_s + seconds
+        since = self.now + 2 * round_s
+        until = since + max(seconds, 2 * round_s)
         await asyncio.gather(*(again_and_again(n * round_s / sequences) for n in range(sequences)))
-        until = max(until, ended[3 * sequences - 1])  # later ones run beside fewer
-        counted = [at for at in ended[2 * sequences - 1 :] if at <= until]
-        return (len(counted) - 1) / (counted[-1] - counted[0])
+        return sum(since < at <= until for at in ended) / (until - since)
 
     async def attempt(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 import boundedgen as b
 
 SAMPLE_S = 0.5
-STEP_S = 0.05  #: how often the length of the last step is looked at
+STEP_S = 0.1  #: how often the length of the last step is looked at
 PROBE_S = 1.0
 PROBE_TIMEOUT = 45.0
 
@@ -25,7 +25,7 @@ class BoundedLane:
     def __init__(self, pipeline: b.BoundedPipeline, writer: asyncio.StreamWriter, spec: dict[str, Any]) -> None:
         self._pipeline, self._writer, self._spec = pipeline, writer, spec
         self._inside: dict[int, tuple[b.Generation, b.Lease]] = {}
-        self._left: set[int] = set()
+        self._left: dict[int, float] = {}  # since when
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps: list[float] = []
         self._probing = False
@@ -89,7 +89,7 @@ class BoundedLane:
             self._say("ended", number, str(error.finish_reason), "", tokens > 0)
         finally:
             self._inside.pop(number, None)
-            self._left.discard(number)
+            self._left.pop(number, None)
             lease.revoke()
 
     def gone(self, number: int) -> None:
@@ -99,7 +99,7 @@ class BoundedLane:
     def left(self, number: int) -> None:
         """Nobody here knows; it is counted, not used."""
         if number in self._inside:
-            self._left.add(number)
+            self._left[number] = time.monotonic()
 
     def stop(self, number: int) -> None:
         if number in self._inside:
@@ -135,11 +135,12 @@ class BoundedLane:
     async def _sample(self) -> None:
         while True:
             stats = self._pipeline.stats()
-            orphans = sum(self._inside[n][0].phase == "running" for n in self._left if n in self._inside)
+            orphans = [at for n, at in self._left.items() if self._inside[n][0].phase == "running"]
             sample = {
                 "inside": stats.running + stats.stopping,
                 "waiting": stats.waiting,
-                "orphans": orphans,
+                "orphans": len(orphans),
+                "orphan_s": time.monotonic() - min(orphans, default=time.monotonic()),
                 "usage": stats.cache_usage or 0.0,
                 "steps": self._steps,
                 "hopeless": stats.hopeless_total,

@@ -192,6 +192,7 @@ class Admitting:
             refusal = prospects.hopeless(ahead, owner, bounds, 1)  # max_length: how much that is depends on the prompt
         if refusal is not None:
             raise refusal
+        prospects.accepted()
 
     def _bounds_of(self, call: Call) -> Bounds:
         return self._bounds if call.bounds is None else self._bounds.tightest(call.bounds)

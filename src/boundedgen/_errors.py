@@ -95,8 +95,9 @@ class Saturated(Rejected):
     http_status_hint = 429
     grpc_status_hint = "RESOURCE_EXHAUSTED"
     retryable = True
-    #: seconds, computed from what is ahead in the queue and how fast that moves (0.1 to 60; 1: not known yet), times
-    #: something drawn from 1 to 1.5, so that those who were refused together do not come back together
+    #: seconds, computed from what is ahead in the queue, how fast that moves and how many have been told to come back
+    #: before (0.1 to 60; 1: not known yet), times something drawn from 1 to 1.5: those who were refused together come
+    #: back one after the other, about twice as many in any time as can be served in it, the owners in turns
     retry_after_s: float = 1.0
 
 

@@ -55,6 +55,10 @@ class Prospects:
         after = spread(UNKNOWN_S if seconds is None else min(MOST_S, max(LEAST_S, seconds, crowd)), self._chance)
         return Saturated(f"{text}; try again in {after:.1f} s", retry_after_s=after)
 
+    def accepted(self) -> None:
+        if not self._driver.snapshot.waiting:
+            self._returns.quiet()
+
     def ahead_of(self, owner: str, priority: int, bounds: Bounds, at: float) -> int:
         """About how many come in before one that is submitted at that instant."""
         due = at + min(_given(bounds), self._admission.ageing)

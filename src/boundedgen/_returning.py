@@ -23,7 +23,12 @@ class Returns:
         self._heap: list[tuple[float, str]] = []  # of the same; also of what is not so any more
         self._round = 0.0  # that is under way
         self._at = float("-inf")
+        self._quiet = False
         self._telling = threading.RLock()  # held by callers that are being refused; a signal's handler may be one
+
+    def quiet(self) -> None:
+        """Nobody waits: who is refused from now on need not come after those who were refused before."""
+        self._quiet = True
 
     def delay(self, owner: str, now: float, turn: float | None, most: float) -> float:
         """Seconds until one more of `owner` may come back, `most` at most, if somebody is served every `turn` seconds.
@@ -34,6 +39,10 @@ class Returns:
             return 0.0
         each = turn / OVERBOOKED
         with self._telling:
+            if self._quiet:
+                self._quiet = False
+                self._rounds.clear()
+                self._heap.clear()
             self._pass(now, each)
             if owner not in self._rounds and len(self._rounds) >= self._owners_max:
                 owner = ""

@@ -81,6 +81,15 @@ def test_what_is_over_is_forgotten_and_owners_beyond_the_tracked_are_as_one() ->
     assert len(returns._heap) == 1
 
 
+def test_once_nobody_waits_a_crowd_of_before_is_nobodys_reason_to_come_later() -> None:
+    returns = Returns(10)
+    for _ in range(1000):
+        returns.delay("a", 0.0, TURN, MOST)
+    returns.quiet()
+    assert returns.delay("a", 0.0, TURN, MOST) == pytest.approx(EACH)
+    assert returns.delay("a", 0.0, TURN, MOST) == pytest.approx(2 * EACH)
+
+
 def test_nobody_is_told_to_come_later_than_the_most() -> None:
     returns = Returns(10)
     told = [returns.delay("a", 0.0, TURN, 60.0) for _ in range(1000)]
@@ -108,3 +117,9 @@ def test_the_more_are_refused_the_later_they_are_told_to_come(owners: int) -> No
         assert max(after) <= 90.0
         for generation in held:
             generation.cancel()
+        simulation.advance(5.0)
+        pipeline.submit([5], max_new_tokens=20).result()
+        held = [pipeline.submit([5], max_new_tokens=2000, owner=f"o{n}") for n in range(16)]
+        with pytest.raises(b.Saturated) as caught:
+            pipeline.submit([5], max_new_tokens=20)
+        assert caught.value.retry_after_s < 1.5 * 16 * pipeline._driver.governor.forecast.turn.value + 1.0
