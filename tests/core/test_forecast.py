@@ -73,6 +73,35 @@ def test_turns_are_told_once_somebody_waited_and_an_outage_is_none() -> None:
     assert forecast.wait_s(3) == pytest.approx(2.0)
 
 
+def known() -> Forecast:
+    forecast = Forecast()
+    for _ in range(ENOUGH):
+        forecast.left(1, 1, 0.1, 0.1)
+    return forecast
+
+
+def test_time_in_which_nobody_waited_is_no_turn() -> None:
+    forecast = known()
+    for at in range(20):
+        forecast.admitted(0.5 * at, others_wait=True)
+    forecast.interrupted()  # the others were cancelled
+    forecast.admitted(30_000.0, others_wait=False)
+    assert forecast.wait_s(3) == pytest.approx(2.0)
+
+
+def test_a_turn_that_has_become_short_is_seen_also_where_only_one_waits() -> None:
+    forecast = known()
+    for at in range(20):
+        forecast.admitted(10.0 * at, others_wait=True)
+    forecast.interrupted()
+    for at in range(1000, 1100):
+        forecast.waits(at + 0.5)
+        forecast.waits(at + 0.7)
+        forecast.admitted(at + 1.0, others_wait=False)
+        forecast.interrupted()
+    assert forecast.wait_s(0) == pytest.approx(0.5, rel=0.1)
+
+
 def test_old_lengths_fade() -> None:
     known = Lengths()
     for _ in range(1000):

@@ -260,6 +260,40 @@ def test_an_outage_is_no_turn() -> None:
         assert held
 
 
+def test_a_night_after_the_last_of_a_crowd_gave_up_is_no_turn() -> None:
+    with lane(running_max=1) as simulation:
+        known(simulation)
+        submit = simulation.pipeline.submit
+        held = [submit([5], max_new_tokens=20) for _ in range(3)]
+        simulation.run_until(lambda: held[1].phase == "running")
+        held[2].cancel()
+        simulation.advance(8 * 3600)
+        morning = []
+        for _ in range(8):
+            morning.append(submit([5], max_new_tokens=20, bounds=Bounds(total=60)))
+            simulation.advance(0.01)
+        assert all(g.result().finish_reason for g in morning)
+
+
+def test_a_lane_that_was_slow_is_not_taken_for_slow_for_ever() -> None:
+    """Nobody is let in to wait behind another, so that there is never more than one who waits."""
+    with lane() as simulation:
+        submit = simulation.pipeline.submit
+        slow = [submit([5], max_new_tokens=400) for _ in range(24)]
+        for generation in slow:
+            generation.result()
+        refused = [0.0]
+        for _ in range(100):  # two thirds of what can be served, eight at a time, each with ten times what it takes
+            for _ in range(8):
+                try:
+                    slow.append(submit([5], max_new_tokens=5, bounds=Bounds(total=10)))
+                except Saturated:
+                    refused.append(simulation.now)
+                simulation.advance(0.001)
+            simulation.advance(2.0)
+        assert refused[-1] < simulation.now - 100, "of 200 s"
+
+
 # --- under overload --------------------------------------------------------------------------------------------------
 
 

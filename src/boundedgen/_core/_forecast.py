@@ -107,19 +107,27 @@ class Forecast:
 
     first: Slope = field(factory=Slope)  #: seconds from admission to the first token, by tokens of the prompt
     gap: Average = field(factory=Average)  #: seconds from one token to the next
-    turn: Average = field(factory=Average)  #: seconds from one admission to the next, while others wait
+    turn: Average = field(factory=Average)  #: seconds from one admission to the next, as far as somebody waited
     error: Average = field(factory=Average)  #: of predictions, as a share of them
     lengths: Lengths = field(factory=Lengths)
     seen: int = 0  #: that have left after a token at least
-    _turn_at: float | None = None  # of the last admission, if others waited then
+    _turn_at: float | None = None  # since when somebody waits for the turn that is under way
+    _whole: bool = False  # from its beginning
+
+    def waits(self, now: float) -> None:
+        """Somebody is next, and does not come in yet. If nobody waited before, that is a part of a turn: it can only
+        show that turns have become shorter, and nothing else does where nobody waits behind another."""
+        if self._turn_at is None:
+            self._turn_at, self._whole = now, False
 
     def admitted(self, now: float, *, others_wait: bool) -> None:
-        if self._turn_at is not None:
-            self.turn.add(now - self._turn_at)
-        self._turn_at = now if others_wait else None
+        took = None if self._turn_at is None else now - self._turn_at
+        if took is not None and (self._whole or took < self.turn.value):
+            self.turn.add(took)
+        self._turn_at, self._whole = (now, True) if others_wait else (None, False)
 
     def interrupted(self) -> None:
-        """The engine is gone: what passes until the next admission is no turn."""
+        """The engine is gone, or nobody waits any more: what passes until the next admission is no turn."""
         self._turn_at = None
 
     def left(self, prompt_tokens: int, tokens: int, first_s: float, total_s: float) -> None:

@@ -16,16 +16,18 @@ class Occupying(Adapting):
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
-        while not self._shut() and (sequence := self.suspects.head() or self.queue.head()) is not None:
+        while (sequence := self.suspects.head() or self.queue.head()) is not None:
             expected = self._expected_of(sequence)
             needs = self._reservation(sequence, expected, capacity)
-            if not self.ledger.fits(needs):
+            if self._shut() or not self.ledger.fits(needs):
+                self.forecast.waits(now)
                 return
             if (why := self._hopeless(sequence, now)) is not None:
                 self.tally.hopeless += 1
                 self._settle(sequence, Why.DEADLINE, now, why, bound="queued", at=sequence.total_at)
             else:
                 self._admit(sequence, needs, now, expected)
+        self.forecast.interrupted()
 
     def _shut(self) -> bool:
         """Nobody is let in, whoever it may be: it is to become empty, a suspect is being tried, or it was full."""
