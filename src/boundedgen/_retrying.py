@@ -12,7 +12,7 @@ import tenacity
 from attrs import frozen
 from tenacity import AsyncRetrying, AttemptManager, RetryCallState, wait_random_exponential
 
-from boundedgen._arguments import kind_of, real_number, short, whole_number
+from boundedgen._arguments import kind_of, reading, real_number, short, whole_number
 from boundedgen._bounds import Seconds, seconds
 from boundedgen._errors import BoundedGenError
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Sleep = Callable[[float], object]
 ATTEMPTS = 3  #: where neither `attempts` nor `total` is given
+RESERVE_MOST = 10**9  #: retries
 
 
 @final
@@ -32,14 +33,18 @@ class RetryBudget:
     """
 
     def __init__(self, *, ratio: float = 0.1, reserve: int = 10) -> None:
-        plain, most = real_number(ratio), whole_number(reserve)
+        with reading("RetryBudget.ratio", TypeError):
+            plain = real_number(ratio)
+        with reading("RetryBudget.reserve", TypeError):
+            most = whole_number(reserve)
         if plain is None or most is None:
             name, value = ("ratio", ratio) if plain is None else ("reserve", reserve)
             raise TypeError(f"RetryBudget.{name} must be a number, not {short(value)}")
-        if not 0.0 <= plain <= 1.0 or most < 0:
-            raise ValueError(f"RetryBudget(ratio={short(ratio)}, reserve={short(reserve)}): give 0 to 1, and 0 or more")
+        if not 0.0 <= plain <= 1.0 or not 0 <= most <= RESERVE_MOST:
+            given = f"RetryBudget(ratio={short(ratio)}, reserve={short(reserve)})"
+            raise ValueError(f"{given}: give 0 to 1, and 0 to {RESERVE_MOST}")
         self._ratio, self._most, self._left = plain, float(most), float(most)
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # a signal's handler may call, too
 
     @property
     def left(self) -> float:
@@ -134,13 +139,13 @@ class Retrying(tenacity.Retrying):
             yield Attempt(attempt.retry_state)
 
     def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        if inspect.iscoroutinefunction(fn):
+        if _is_coroutine_function(fn):
             return self._for_coroutines()(fn, *args, **kwargs)  # type: ignore[return-value]
         return super().__call__(fn, *args, **kwargs)
 
     def wraps(self, f: F) -> Any:
         """Decorate a function or a coroutine function."""
-        return self._for_coroutines().wraps(f) if inspect.iscoroutinefunction(f) else super().wraps(f)
+        return self._for_coroutines().wraps(f) if _is_coroutine_function(f) else super().wraps(f)
 
     def _for_coroutines(self) -> AsyncRetrying:
         names = ("stop", "wait", "retry", "before", "after", "before_sleep", "reraise")
@@ -179,13 +184,17 @@ def retrying(
     - `before_sleep`: called with tenacity's state before each wait, for a log.
     - `sleep`, `clock`: for tests: waits for so many seconds (or returns an awaitable that does), and monotonic seconds.
     """
-    most = None if attempts is None else whole_number(attempts)
+    with reading("attempts", TypeError):
+        most = None if attempts is None else whole_number(attempts)
     if attempts is not None and most is None:
         raise TypeError(f"attempts must be a whole number or None, not {short(attempts)}")
     if most is not None and most < 1:
         raise ValueError(f"attempts is {short(attempts)}; give 1 or more, or None")
     if budget is not None and not isinstance(budget, RetryBudget):
         raise TypeError(f"budget must be a RetryBudget, not {kind_of(budget)}")
+    for name, function in (("wait", wait), ("before_sleep", before_sleep), ("sleep", sleep), ("clock", clock)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, not {kind_of(function)}")
     within = seconds("total", total)
     policy = Policy(
         total=within,
@@ -204,6 +213,11 @@ def retrying(
         before_sleep=before_sleep,
         reraise=True,
     )
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Also an object that is called like one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
 
 def _may_succeed_later(error: BaseException) -> bool:

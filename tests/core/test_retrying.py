@@ -212,9 +212,28 @@ def test_a_function_can_be_decorated() -> None:
     assert caller.calls == 2
 
 
+def test_an_object_that_is_called_like_a_coroutine_function_is_retried_like_one() -> None:
+    caller = Caller(saturated(2.0))
+
+    class Asked:
+        async def __call__(self) -> str:
+            await asyncio.sleep(0)
+            return caller()
+
+    async def main() -> str:
+        return str(await caller.retrying(total=30)(Asked()))
+
+    assert asyncio.run(main()) == "answer"
+    assert caller.calls == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
+        ({"wait": 5}, TypeError),
+        ({"before_sleep": "log"}, TypeError),
+        ({"sleep": 0.1}, TypeError),
+        ({"clock": 0.1}, TypeError),
         ({"attempts": 0}, ValueError),
         ({"attempts": 1.5}, TypeError),
         ({"total": "soon"}, TypeError),
@@ -225,7 +244,7 @@ def test_a_function_can_be_decorated() -> None:
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(arguments))):
         retrying(**arguments)
-    for wrong in ({"ratio": 2}, {"ratio": "x"}, {"reserve": -1}, {"reserve": 1.5}):
+    for wrong in ({"ratio": 2}, {"ratio": "x"}, {"reserve": -1}, {"reserve": 1.5}, {"reserve": 10**400}):
         with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
             RetryBudget(**wrong)
 
