@@ -37,7 +37,7 @@ class RestartPolicy:
     )
     #: whether to give up: FAILED; the default does at the sixth failure in a row
     stop: Callable[[RetryCallState], bool] = field(factory=lambda: stop_after_attempt(6))
-    #: seconds for which an incarnation must have served tokens before earlier failures are forgotten
+    #: seconds for which engines must have served tokens, none of them lost, before earlier failures are forgotten
     forget_after: float = field(default=60.0, converter=_forget_after)
     #: what becomes of the generations that were inside. "fail": they end EngineLost, with their partial output.
     #: "continue": the next engine takes them up again, inside their own deadlines. One that has shown nothing starts

@@ -177,6 +177,25 @@ def test_a_recycling_is_no_failure_and_the_next_engine_is_started_at_once() -> N
     assert g.governor.reason() == ""
 
 
+def test_failures_are_forgotten_also_where_engines_are_replaced_before_they_have_served_for_so_long() -> None:
+    g = Governed(OLD, forget_after=250.0)
+    g.die()
+    g.restarted()
+    for _ in range(3):
+        assert g.governor.life.failures == 1
+        _, stay = g.running()
+        g.step(outputs=(ev.Output(stay, (7,)),))
+        leaves(g, stay)
+        g.tick(100.0)
+        assert g.kills()[-1] is Cause.RECYCLE
+        g.die()
+        g.tick()
+        g.ready()
+    _, stay = g.running()
+    g.step(outputs=(ev.Output(stay, (7,)),))
+    assert g.governor.life.failures == 0
+
+
 def test_an_engine_that_is_lost_after_a_recycling_is_a_loss() -> None:
     g = Governed(OLD)
     g.tick(100.0)

@@ -43,6 +43,7 @@ class Life:
     started_at: float | None = None  #: this incarnation, also once it is gone
     boot_s: float | None = None  #: seconds that the last boot took
     ready_at: float | None = None
+    well_since: float | None = None  #: ready, and no engine was lost since; those that were recycled do not matter
     rss_bytes: int | None = None  #: resident memory of this incarnation, as it told last
     failures: int = 0  #: in a row
     failing_since: float = 0.0
@@ -89,6 +90,7 @@ class Life:
     def ready(self, facts: EngineFacts, now: float) -> None:
         move(self, EnginePhase.UP)
         self.facts, self.ready_at, self.death = facts, now, None
+        self.well_since = now if self.well_since is None else self.well_since
         self.boot_s = None if self.spawned_at is None else now - self.spawned_at
         self.spawned_at = None
 
@@ -104,12 +106,13 @@ class Life:
         move(self, EnginePhase.DYING)
         self.death, self.killed_at, self.spawned_at, self.rss_bytes = death, now, None, None
         if not death.cause.orderly:
+            self.well_since = None
             self.failing_since = self.failing_since if self.failures else now
             self.failures += 1
 
     def served(self, now: float, forget_after: float) -> None:
-        """Tokens came out. The failures before are forgotten once this incarnation has served for `forget_after`."""
-        if self.failures and self.ready_at is not None and now - self.ready_at >= forget_after:
+        """Tokens came out. Failures are forgotten once there was none for `forget_after` after an engine was ready."""
+        if self.failures and self.well_since is not None and now - self.well_since >= forget_after:
             self.failures = 0
 
     def worn_at(self) -> float | None:
