@@ -9,6 +9,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,7 @@ from boundedgen._core._admission import Capacity
 from boundedgen._core._sequences import Resume, Submission
 from boundedgen._door import Door, Place
 from boundedgen._driver import Driver
-from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits
+from boundedgen._errors import InvalidRequest, LeaseExpired, NeverFits, Saturated
 from boundedgen._flow import Flow
 from boundedgen._generation_config import (
     engine_fields,
@@ -42,6 +43,7 @@ from boundedgen.abc import Tokenizer
 
 SEED_BITS: Final = 63
 _NEVER_ASKED: Final = 2**63 - 1
+_Wanted = tuple[Place, Callable[[], Saturated]]  # what it needs at the door, and the refusal where that is not left
 
 
 class Admitting:
@@ -77,16 +79,16 @@ class Admitting:
         lease = None if call.lease is None else self._live_lease(call.lease, call.owner)
         owner = call.owner if lease is None else lease.owner
         first = self._superseded(owner, call)
-        with self._places(owner, lease, call.priority, first) as (place, shares):
+        with self._places(owner, lease, call.priority, first) as wanted:
             self._look_ahead(call, owner, submitted_at, first)
             prompt = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
             self._check_fit(submission, call)
             flow = self._flow(submission, self._ids_of(prompt), fields)
-            flow.place, flow.shares = place, shares
+            flow.place, *flow.shares = [place for place, _ in wanted]
             if first is not None:
-                self._inherit(flow, self._superseded(owner, call))
+                self._inherit(flow, wanted, self._superseded(owner, call))
             if call.label:
                 self._named[owner, call.label] = flow
             ttl = self._lease_ttl if lease is None else lease.ttl_s
@@ -132,50 +134,50 @@ class Admitting:
         return lease
 
     @contextmanager
-    def _places(
-        self, owner: str, lease: Lease | None, priority: int, first: Flow | None
-    ) -> Iterator[tuple[Place, list[Place]]]:
-        """A place in the queue, a share of the owner's and one of the lease's; given back if anything raises.
-
-        What is not left is that of the one that it supersedes.
-        """
-        limits = self._limits
-        place, of_owner = self._door.queue(), self._door.share(owner)
-        of_lease = None if lease is None or lease._places is None else Place(lease._places)
-        shares = [share for share in (of_owner, of_lease) if share is not None]
+    def _places(self, owner: str, lease: Lease | None, priority: int, first: Flow | None) -> Iterator[list[_Wanted]]:
+        """What it needs at the door, given back if anything raises. What is not left is that of one it supersedes."""
+        wanted = self._wanted(owner, lease, priority)
         try:
-            if not place.take() and first is None:
-                raise self._prospects.queue_full(
-                    f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)", owner
-                )
-            if of_owner is not None and not of_owner.take() and first is None:
-                text = f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)"
-                raise self._prospects.share_full(text, owner, priority)
-            if of_lease is not None and not of_lease.take() and first is None:
-                text = "the lease has all the sequences that it may have (max_sequences)"
-                raise self._prospects.share_full(text, owner, priority)
-            yield place, shares
+            for place, refusal in wanted:
+                if not place.take() and first is None:
+                    raise refusal()
+            yield wanted
         except BaseException:
-            for taken in (place, *shares):
-                taken.back()
+            for place, _ in wanted:
+                place.back()
             raise
+
+    def _wanted(self, owner: str, lease: Lease | None, priority: int) -> list[_Wanted]:
+        """A place in the queue, a share of the owner's and one of the lease's; what is said where there is none."""
+        limits, prospects = self._limits, self._prospects
+        text = f"{limits.waiting_max} sequences are waiting (Limits.waiting_max)"
+        found: list[_Wanted] = [(self._door.queue(), partial(prospects.queue_full, text, owner))]
+        if (of_owner := self._door.share(owner)) is not None:
+            text = f"owner {short(owner)} has {limits.owner_max} sequences (Limits.owner_max)"
+            found.append((of_owner, partial(prospects.share_full, text, owner, priority)))
+        if lease is not None and lease._places is not None:
+            text = "the lease has all the sequences that it may have (max_sequences)"
+            found.append((Place(lease._places), partial(prospects.share_full, text, owner, priority)))
+        return found
 
     def _superseded(self, owner: str, call: Call) -> Flow | None:
         """What it supersedes, as far as is known at the door; the core decides."""
         first = self._named.get((owner, call.label)) if call.supersede else None
         return None if first is None or first.done else first
 
-    def _inherit(self, flow: Flow, first: Flow | None) -> None:
-        """At the last moment: from here on it is sent, and that one ends."""
-        if first is not None:
-            flow.inherit(first)
-            if flow.place is not None and not flow.place.taken and first.admitted_at is not None:
-                flow.place = self._door.spare()
-        for place in (flow.place, *flow.shares):
-            if place is not None and not place.taken and not place.take():
-                raise self._prospects.queue_full(
-                    "there is no place, and none of one that it would supersede", flow.submission.owner
-                )
+    def _inherit(self, flow: Flow, wanted: list[_Wanted], first: Flow | None) -> None:
+        """At the last moment: from here on it is sent, and that one ends. If anything lacks, that one keeps all."""
+        moved = [] if first is None else flow.inherit(first)
+        try:
+            for place, refusal in wanted:
+                if place.taken or place.take():
+                    continue
+                if first is None or place is not flow.place or not self._door.spare(place):
+                    raise refusal()
+        except BaseException:
+            if first is not None:
+                first.take_back(moved)
+            raise
 
     # --- what needs no tokenizer ---------------------------------------------------------------------------------
 

@@ -43,6 +43,14 @@ class Place:
             return False
         return True
 
+    def take_place_of(self, other: "Place") -> bool:
+        """What the other one has, whatever home that is of. False: nothing (any more)."""
+        home, self._home = self._home, other._home  # before it is taken: what is taken goes back where it came from
+        if self.take_from(other):
+            return True
+        self._home = home
+        return False
+
     @property
     def taken(self) -> bool:
         return bool(self._taken)
@@ -69,9 +77,10 @@ class Door:
         """A place in the queue, to be taken."""
         return Place(self._places)
 
-    def spare(self) -> Place:
-        """A place for one that supersedes what is inside, which makes way for somebody who waits; to be taken."""
-        return Place(self._spare)
+    def spare(self, place: Place) -> bool:
+        """For one that supersedes what is inside, which makes way for somebody who waits. False: there is none left."""
+        spare = Place(self._spare)
+        return spare.take() and place.take_place_of(spare)
 
     def share(self, owner: str) -> Place | None:
         """One of the owner's shares, to be taken; None: they are not limited. Nobody in particular is no owner."""

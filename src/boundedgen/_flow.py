@@ -108,12 +108,23 @@ class Flow:
         self.token_ids.extend(effect.token_ids)
         self.news_wakers.wake()
 
-    def inherit(self, other: "Flow") -> None:
-        """What that one, which it supersedes, still has at the door and this one could not take."""
-        places = [place for place in (other.place, *other.shares) if place is not None]
-        for mine in (self.place, *self.shares):
-            if mine is not None and not mine.taken:
-                any(mine.take_from(place) for place in places)
+    def inherit(self, other: "Flow") -> list[tuple[Place, Place]]:
+        """What that one, which it supersedes, still has at the door and this one could not take: to whom, from whom."""
+        mine, theirs = self.place, other.place
+        moved = []
+        if mine is not None and theirs is not None and not mine.taken and mine.take_place_of(theirs):
+            moved.append((mine, theirs))
+        lacking = [share for share in self.shares if not share.taken]
+        return moved + [(share, one) for share in lacking for one in other.shares if share.take_from(one)]
+
+    def take_back(self, moved: list[tuple[Place, Place]]) -> None:
+        """It is not superseded after all, and has again what it needs of what it lent."""
+        for place, mine in moved:
+            mine.take_from(place)
+        if self.admitted_at is not None:  # looked at afterwards: whoever ends it meanwhile gives back what it has then
+            self.stop_waiting()
+        if self.settled is not None:
+            self.give_back()
 
     def settle(self, effect: Settle, now: float) -> None:
         if effect.results and not self.token_ids:

@@ -218,6 +218,56 @@ def test_one_that_is_refused_for_its_prompt_takes_nothing_from_the_first() -> No
         assert everything_is_back(simulation)
 
 
+def test_where_the_queue_is_full_a_third_try_has_the_place_that_the_second_waits_in_beside_it() -> None:
+    with lane(waiting_max=1) as simulation:
+        held = [again(simulation)]
+        simulation.advance(0.1)
+        held.append(other(simulation))
+        held += [again(simulation) for _ in range(100)]
+        simulation.advance(0)
+        assert simulation.pipeline.stats().waiting == 2
+        assert held[-1].result().finish_reason is FinishReason.LENGTH
+        assert held[1].result().finish_reason is FinishReason.LENGTH
+        assert everything_is_back(simulation)
+
+
+def test_one_that_lacks_a_place_of_its_lease_takes_nothing_from_the_first() -> None:
+    with lane(waiting_max=3, owner_max=3) as simulation:
+        lease = simulation.pipeline.lease("me", ttl=600, max_sequences=1)
+        held = [simulation.pipeline.submit([5], max_new_tokens=20, lease=lease)]
+        simulation.advance(0.1)
+        held += [again(simulation, label="a"), again(simulation, label="b"), other(simulation, "you")]
+        for _ in range(3):
+            for label in "ab":
+                with pytest.raises(Saturated, match="the lease has all the sequences"):
+                    again(simulation, owner="", lease=lease, label=label)
+            with pytest.raises(Saturated):
+                other(simulation, "you")
+            with pytest.raises(Saturated):
+                other(simulation, "me")
+            simulation.advance(0)
+            assert simulation.pipeline.stats().waiting == 3
+        for generation in held:
+            assert generation.result().finish_reason is FinishReason.LENGTH
+        assert everything_is_back(simulation)
+
+
+def test_one_that_runs_keeps_its_share_if_there_is_no_place_for_what_would_supersede_it() -> None:
+    with lane(waiting_max=1, owner_max=1) as simulation:
+        first = again(simulation)
+        simulation.advance(0.1)
+        held = [other(simulation)]
+        simulation.pipeline._serving._admitting._door._spare.clear()
+        with pytest.raises(Saturated, match="waiting_max"):
+            again(simulation)
+        held[0].cancel()
+        simulation.advance(0)
+        with pytest.raises(Saturated, match="owner_max"):
+            again(simulation, label="another")
+        assert first.result().finish_reason is FinishReason.LENGTH
+        assert again(simulation, label="another").result().finish_reason is FinishReason.LENGTH
+
+
 # --- its form --------------------------------------------------------------------------------------------------------
 
 
