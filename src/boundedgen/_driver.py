@@ -291,8 +291,8 @@ class Driver:
         flow = self.flows.get(effect.sequence)
         if flow is None:
             return
-        if effect.sequence in self.governor.sequences:
-            flow.wait_again(effect)
+        if (sequence := self.governor.sequences.get(effect.sequence)) is not None:
+            flow.wait_again(effect, sequence.admitted_at)
             return
         flow.prove(effect)
         if flow.settled is not None:

@@ -85,9 +85,10 @@ class Flow:
         left = after(self.config, shown, effect.resumed + effect.paused)
         return Request(effect.stay, prompt, left, effect.deadline, shown, effect.claim)
 
-    def wait_again(self, effect: Prove) -> None:
-        """The engine let go of it, and it is not over: that is no reclamation yet."""
-        self.inside, self.left = False, effect
+    def wait_again(self, effect: Prove, admitted_at: float | None) -> None:
+        """The engine let go of it, and it is not over: that is no reclamation yet. `admitted_at`: None if it was turned
+        back before it was inside for the first time."""
+        self.inside, self.left, self.admitted_at = False, effect, admitted_at
 
     def stop_waiting(self) -> None:
         if self.place is not None:

@@ -263,6 +263,37 @@ def test_a_newcomer_that_the_engines_process_turned_back_waits_again_in_its_plac
     assert [a.sequence for a in g.all(ev.Admit)].count(second) == 2
 
 
+def test_one_that_was_turned_back_before_it_was_ever_inside_has_its_bound_queued() -> None:
+    g = taught_lane()
+    g.running(new=20, continuable=True)
+    turned = g.submit(new=20, owner="me", prompt=3, bounds=Bounds(total=600, queued=5.0))
+    assert g.admitted()[-1] == turned
+    before = g.governor.tally.prompt_tokens
+    g.step(refused=(ev.Refusal(g.stay_of(turned), ev.NO_ROOM, "full"),))
+    assert before - g.governor.tally.prompt_tokens == 3
+    g.tick(4.9)
+    assert g.reason(turned) is None
+    g.tick(0.2)
+    settled = g.settled(turned)
+    assert settled is not None
+    assert (settled.reason, settled.bound) == ("deadline", "queued")
+
+
+def test_one_that_was_paused_and_then_turned_back_has_been_inside() -> None:
+    g = taught_lane()
+    g.running(new=20, continuable=True)
+    paused, stay = g.running(new=20, continuable=True, bounds=Bounds(total=600, queued=5.0))
+    g.step(outputs=(ev.Output(stay, (7,)),))
+    g.step(stopping=(stay,), paused=(stay,))
+    g.step(released=(ev.Release(stay, 1, 0.1, 0),))
+    for _ in range(CALM):
+        g.step()
+    assert g.stay_of(paused) != stay
+    g.step(refused=(ev.Refusal(g.stay_of(paused), ev.NO_ROOM, "full"),))
+    g.tick(5.5)
+    assert g.reason(paused) is None
+
+
 def test_what_would_be_too_long_a_prompt_to_come_back_is_never_paused() -> None:
     g = Governed(ready=False, admission=Admission(policy="adaptive"))
     g.ready(evolve(facts(running_max=8), max_prompt_tokens=12))

@@ -135,6 +135,26 @@ def test_what_counts_is_what_was_generated_not_what_was_asked_for() -> None:
     assert 98 <= found["long"] <= 102
 
 
+def test_a_prompt_that_the_engine_did_not_take_is_charged_to_nobody() -> None:
+    order = Order(AGEING, {})
+    for n in range(400):
+        order.add(sequence(n, owner="turned back"), 0.0)
+        order.add(sequence(1000 + n, owner="other"), 0.0)
+    found: Counter[str] = Counter()
+    for _ in range(200):
+        head = order.head()
+        assert head is not None
+        order.admit(head, 0.0)
+        if head.submission.owner == "turned back" and found["turns"] % 4:
+            order.spared(head.submission)
+            order.add(head, 0.0)
+        else:
+            order.used(head.submission, 64)
+            found[head.submission.owner] += 1
+        found["turns"] += head.submission.owner == "turned back"
+    assert abs(found["turned back"] - found["other"]) <= 2
+
+
 def test_nobody_saves_up_a_share_while_not_waiting() -> None:
     order = Order(AGEING, {})
     order.add(sequence(0, owner="idle"), 0.0)
@@ -161,6 +181,39 @@ def test_a_stream_of_new_owners_does_not_starve_an_old_one() -> None:
             break
     assert not left, "it never came to an end"
     assert turns <= 80
+
+
+@pytest.mark.parametrize("small", [1e-9, 1.0])
+def test_the_smallest_weight_counts_also_beside_the_largest(small: float) -> None:
+    order = Order(AGEING, {"large": 1e9, "small": small})
+    for n, owner in enumerate(["large", "small", "small"]):
+        order.add(sequence(n, owner=owner), 0.0)
+    order.remove(0)
+    assert ids(served(order)) == [1, 2]
+
+
+def test_a_long_time_with_an_owner_of_next_to_no_weight_does_not_swallow_the_turns_of_the_others() -> None:
+    order = Order(AGEING, {"batch": 1e-9, "first": 1e9, "second": 1e9})
+    for n in range(300):
+        order.add(sequence(n, owner="batch", tokens=10_000), 0.0)
+    served(order, most=100)
+    for n in range(100):
+        order.add(sequence(1000 + n, owner="first"), 0.0)
+        order.add(sequence(2000 + n, owner="second"), 0.0)
+    found = Counter(s.submission.owner for s in served(order, most=100))
+    assert 49 <= found["first"] <= 51
+    assert 49 <= found["second"] <= 51
+
+
+@pytest.mark.parametrize("low", [-(2**63), -1, 0, 2**60, 2**63 - 2])
+def test_one_step_of_priority_is_one_step_wherever_it_is(low: int) -> None:
+    order = Order(AGEING, {})
+    for n in range(3):
+        order.add(sequence(n, priority=low), 0.0)
+    for n in range(100, 200):
+        order.add(sequence(n, priority=low + 1), 0.0)
+    turns = [n for n, s in enumerate(served(order, step=1.0)) if s.submission.priority == low]
+    assert turns == [31, 62, 93]
 
 
 @st.composite
@@ -328,6 +381,28 @@ def test_100_000_wait_at_the_price_of_one() -> None:
     assert median_us([lambda: served(order, most=1)] * 10_000) < 60
 
 
+def test_10_000_owners_of_one_request_each_are_served_at_the_price_of_one() -> None:
+    order = Order(AGEING, {})
+    for n in range(10_000):
+        order.add(sequence(n, owner=f"o{n}"), 0.0)
+    began = time.perf_counter()
+    assert len(served(order)) == 10_000
+    assert time.perf_counter() - began < 3, "each in its turn, not all of them at each turn"
+
+
+def test_owners_that_are_gone_are_forgotten_while_others_wait_on() -> None:
+    order = Order(AGEING, {})
+    order.add(sequence(0, owner="stays", tokens=10**6), 0.0)
+    order.add(sequence(1, owner="stays", tokens=10**6), 0.0)
+    for n in range(2, 20_000):
+        order.add(sequence(n, owner=f"o{n}"), 0.0)
+        if n % 2:
+            served(order, most=1)
+        else:
+            order.remove(n)
+    assert len(order._classes[0]._shares) < 200
+
+
 def median_us(calls: list) -> float:  # type: ignore[type-arg]
     taken = []
     for call in calls:
@@ -362,6 +437,35 @@ def test_owners_share_a_lane_by_what_they_generate() -> None:
         short = [submit([5], max_new_tokens=10, owner="short") for _ in range(20)]
         simulation.run_until(lambda: all(g.finish_reason for g in short))
         assert 4 <= sum(g.finish_reason is not None for g in long) <= 6
+
+
+@pytest.mark.parametrize("config", [{"num_beams": 8}, {"num_return_sequences": 8, "do_sample": True}])
+def test_what_beams_and_samples_compute_is_charged_also_if_they_are_stopped_before_they_show_it(
+    config: dict[str, object],
+) -> None:
+    """One who asks for little beside them waits for what is inside, and one turn."""
+    with one_at_a_time() as simulation:
+        submit = simulation.pipeline.submit
+        held = [submit([n], max_new_tokens=200, owner="many", **config) for n in range(60)]
+        simulation.advance(0.5)
+
+        def stop() -> None:
+            """Each of them after two seconds."""
+            for generation in held:
+                if (
+                    generation.phase == "running"
+                    and (generation.partial.total_s - (generation.partial.queued_s or 0)) > 2
+                ):
+                    generation.cancel()
+
+        unwatch = simulation.watch(stop)
+        waits = []
+        for _ in range(5):
+            single = submit([5], max_new_tokens=5, owner="single")
+            waits.append(single.result().queued_s or 0.0)
+            simulation.advance(1.0)
+        unwatch()
+        assert max(waits) <= 2 * 2.3
 
 
 def test_a_single_request_beside_a_burst_of_1000_waits_for_one_place() -> None:

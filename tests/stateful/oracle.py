@@ -77,6 +77,7 @@ class StayRow:
     probe: bool
     sent_outside: float
     trial: bool = False  #: of a suspect that has shown nothing since
+    first: bool = False  #: its sequence had never been inside
     taken: bool = False
     stop_sent: bool = False
     stop_taken_steps: int | None = None
@@ -150,7 +151,7 @@ class Oracle:
         self.killed_at = float("inf")
         self.failures = 0  #: deaths in a row that were not asked for
         self.failing_since = 0.0
-        self.ready_since = float("inf")
+        self.ready_since = self.well_since = float("inf")  #: ready; and no engine was lost since
         self.progress_at: float | None = None
         self.woke_at = float("-inf")
         self.awake_at, self.awake_outside = 0.0, 0.0  #: the last wake
@@ -309,6 +310,7 @@ class Oracle:
         self.restarts += again and not self.recycled
         self.recycled = False
         self.phase, self.facts, self.ready_since = "up", facts, now
+        self.well_since = min(self.well_since, now)
         self.needs = Needs(facts.pools, tuple(facts.probe_blocks.get(p.name, 0) for p in facts.pools))
         self.running_max = min(facts.running_max, self.limits.running_max or facts.running_max)
         self.ready.run(now)
@@ -336,13 +338,13 @@ class Oracle:
             stay.gone = "died"
 
     def _failed(self, now: float) -> None:
-        self.recycled = False
+        self.recycled, self.well_since = False, float("inf")
         self.failing_since = self.failing_since if self.failures else now
         self.failures += 1
 
     def _served(self, now: float) -> None:
         """Tokens reached a caller; a mere boot forgets nothing."""
-        if now - self.ready_since >= self.forget_after:
+        if now - self.well_since >= self.forget_after:
             self.failures = 0
 
     def _progressed(self, report: ev.Progress, now: float) -> None:
@@ -362,7 +364,9 @@ class Oracle:
                 stay.stop_taken_steps = report.steps - 1
         for refusal in report.refused:
             self._let_go(refusal.stay, "refused")
-            self.stays[refusal.stay].row.refused_by_engine |= refusal.code != ev.NO_ROOM
+            stay = self.stays[refusal.stay]
+            stay.row.refused_by_engine |= refusal.code != ev.NO_ROOM
+            stay.row.admitted &= not (stay.first and refusal.code == ev.NO_ROOM)
         for release in report.released:
             self._let_go(release.stay, "released")
         if report.held is not None:
@@ -566,7 +570,9 @@ class Oracle:
         probe = row.submission.probe
         assert probe or not self.paused, "somebody was admitted to an engine that is to become empty"
         assert probe or not self._trial(), "a suspect is tried with no newcomer beside it"
-        self.stays[effect.stay] = StayRow(effect.stay, row, needs, probe, self._outside(now), row.suspect)
+        self.stays[effect.stay] = StayRow(
+            effect.stay, row, needs, probe, self._outside(now), row.suspect, not row.admitted
+        )
         row.stay, row.admitted = effect.stay, True
         if len(list(self.open_stays())) == 1:
             self.progress_at = now

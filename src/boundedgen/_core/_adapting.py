@@ -75,6 +75,10 @@ class Adapting(Settling):
         if sequence is not None and sequence.phase is SequencePhase.RUNNING:
             move(sequence, SequencePhase.WAITING)
             self.tally.requeued += 1
+            if stay.first:  # as if it had never been let in: its bound `queued` goes on
+                sequence.admitted_at = None
+                self.tally.prompt_tokens -= sequence.submission.prompt_tokens
+                self._schedule(sequence)
         self._stay_calm()
 
     def _stay_calm(self) -> None:

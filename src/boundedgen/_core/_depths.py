@@ -74,7 +74,8 @@ class Dues:
         """Of those due up to an instant: all of them, or without those of the second that is under way."""
         if due >= self._latest:
             return self._all
-        return sum(count for second, count in list(self._counts.items()) if second < _second(due))
+        until = _second(due)  # keys alone: pairs are made anew, which may run the collector, and with it other threads
+        return sum(self._counts.get(second, 0) for second in list(self._counts) if second < until)
 
 
 class Cost:

@@ -67,6 +67,8 @@ class Occupying(Adapting):
             sequence,
             before=before,
             expected=expected,
+            first=sequence.admitted_at is None,
+            entered=self.watch.steps,
         )
         if probe:
             self.ledger.probe_held = True
@@ -99,7 +101,9 @@ class Occupying(Adapting):
             self.ledger.probe_held = False
         else:
             self.ledger.give_back(stay.needs)
-            self.queue.used(stay.submission, stay.tokens)
+            self.queue.used(stay.submission, stay.computed(self.watch.steps))
+            if proof == "refused":
+                self.queue.spared(stay.submission)
             self._learn(stay)
         if forced and proof not in ("died", "refused"):
             self.tally.reclaim(steps, seconds)

@@ -10,6 +10,9 @@ step costs O(log n):
 - Which sequence of the owner? The earliest deadline; one whose deadline is far counts as due `ageing` seconds after
   its submission, so that a stream of urgent ones does not hold it up for ever. Equals go by submission. One that
   supersedes another counts as submitted when that one was.
+
+Virtual times and the ranks of classes are whole numbers: weights may be a billion and a billionth, priorities a billion
+apart, and as floats a long time would swallow what is added to it, and a large weight the small ones beside it.
 """
 
 import heapq
@@ -23,6 +26,9 @@ from boundedgen._core._sequences import Sequence, Submission
 
 K = TypeVar("K")
 SLACK = 64  #: entries that a heap may keep of what is gone
+PART = 1 << 60  #: of a share of weight 1
+TOKEN = 1 << 160  #: virtual time of one token, by one part of a share
+TICKS = 1_000_000  #: of a second, in ranks of classes
 
 
 class Ranking(Generic[K]):
@@ -70,10 +76,14 @@ class _Share:
 
     weight: float
     tie: int  #: order of arrival
-    had: float  #: virtual time up to which it has been served: tokens by weight
+    had: int  #: virtual time up to which it has been served: tokens by weight
+    parts: int = field(init=False)  #: its weight
     waiting: Ranking[int] = field(factory=Ranking)
     dues: Dues = field(factory=Dues)
     cost: Cost = field(factory=Cost)
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = round(self.weight * PART)
 
     def put(self, sequence: int, due: float, tie: int) -> None:
         """It waits; one that waits already, until another instant."""
@@ -92,9 +102,10 @@ class _Class:
         self._weights = weights
         self._shares: dict[str, _Share] = {}
         self._owners: Ranking[str] = Ranking()  # those that wait
-        self._weight = 0.0  # of those that wait
-        self._time = 0.0  # virtual
+        self._parts = 0  # of those that wait, together
+        self._time = 0  # virtual
         self._arrivals = 0
+        self._parted = 0  # owners that stopped waiting since those were forgotten that are as good as new
         self._depths = Depths()
         self._deep = 0  # owners of which more than one wait
         self.waiting = 0  #: sequences
@@ -108,7 +119,7 @@ class _Class:
         share = self._share(owner)
         if not share.waiting:
             share.had = max(share.had, self._time)
-            self._weight += share.weight
+            self._parts += share.parts
             self._owners.set(owner, share.had, share.tie)
         if sequence not in share.waiting:
             self.waiting += 1
@@ -125,7 +136,7 @@ class _Class:
         self._depths.drop(len(share.waiting), share.weight)
         self._deep -= len(share.waiting) == 1
         if not share.waiting:
-            self._weight -= share.weight
+            self._parts -= share.parts
             self._owners.drop(owner)
             self._forget()
 
@@ -152,13 +163,21 @@ class _Class:
         """So many were computed for it. Time passes for all who wait, by their weight together."""
         first = self._owners.first()
         if first is not None:
-            self._time = max(self._time, self._shares[first].had) + tokens / self._weight
+            self._time = max(self._time, self._shares[first].had) + tokens * TOKEN // self._parts
         share = self._share(owner)
-        share.had += tokens / share.weight
+        share.had += tokens * TOKEN // share.parts
         share.cost.charge(tokens)
         self._costs.charge(tokens, share.cost.each())
         if share.waiting:
             self._owners.set(owner, share.had, share.tie)
+
+    def spare(self, owner: str, tokens: int) -> None:
+        """So many were charged, and not computed after all."""
+        share = self._shares.get(owner)
+        if share is not None:
+            share.had -= tokens * TOKEN // share.parts
+            if share.waiting:
+                self._owners.set(owner, share.had, share.tie)
 
     def _share(self, owner: str) -> _Share:
         share = self._shares.get(owner)
@@ -168,10 +187,11 @@ class _Class:
         return share
 
     def _forget(self) -> None:
-        """Whoever does not wait and is not ahead of time is as good as new."""
-        if len(self._shares) > SLACK + 2 * len(self._owners):
+        """Whoever does not wait and is not ahead of time is as good as new. Looked at once for many that have left."""
+        self._parted += 1
+        if 4 * self._parted > SLACK + len(self._shares):
             keep = {owner: s for owner, s in self._shares.items() if s.waiting or s.had > self._time}
-            self._shares = keep
+            self._shares, self._parted = keep, 0
 
 
 class Order:
@@ -179,6 +199,7 @@ class Order:
 
     def __init__(self, ageing: float, weights: Mapping[str, float]) -> None:
         self._ageing, self._weights = ageing, weights
+        self._step = round(ageing * TICKS)  # of priority
         self._waiting: dict[int, Sequence] = {}
         self._classes: dict[int, _Class] = {}
         self._ranks: Ranking[int] = Ranking()  # of the classes in which somebody waits
@@ -204,7 +225,7 @@ class Order:
 
     def _rank(self, priority: int, since: float) -> None:
         self._classes[priority].since = since
-        self._ranks.set(priority, since - priority * self._ageing, priority)
+        self._ranks.set(priority, round(since * TICKS) - priority * self._step, priority)
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._waiting
@@ -231,8 +252,12 @@ class Order:
         """
         group = self._classes.get(priority)
         since, found = (now, 0) if group is None else (group.since, group.ahead(owner, due))
-        above = [(p, c.waiting) for p, c in list(self._classes.items()) if p > priority]
+        above = [(p, self._waiting_in(p)) for p in list(self._classes) if p > priority]
         return found + sum(n for p, n in above if since + (p - priority) * self._ageing > due)
+
+    def _waiting_in(self, priority: int) -> int:
+        group = self._classes.get(priority)
+        return 0 if group is None else group.waiting
 
     def head(self) -> Sequence | None:
         """Who is next; it stays in until it is removed."""
@@ -257,3 +282,9 @@ class Order:
         group = self._classes.get(submission.priority)
         if group is not None:
             group.charge(submission.owner, tokens)
+
+    def spared(self, submission: Submission) -> None:
+        """The engine did not take it: its prompt was charged, and not computed."""
+        group = self._classes.get(submission.priority)
+        if group is not None:
+            group.spare(submission.owner, submission.prompt_tokens)

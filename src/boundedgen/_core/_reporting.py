@@ -74,6 +74,7 @@ class Reporting(Recycling):
             return
         sequence = self.sequences[stay.sequence]
         move(stay, StayPhase.STOPPING)
+        stay.longest = max((len(r.token_ids) for r in finish.results), default=None)
         tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
         if tokens > sequence.tokens:
             self.tally.tokens += tokens - sequence.tokens
