@@ -140,7 +140,8 @@ class Retrying(tenacity.Retrying):
 
     def __call__(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if _is_coroutine_function(fn):
-            return self._for_coroutines()(fn, *args, **kwargs)  # type: ignore[return-value]
+            awaited: Any = fn
+            return self._for_coroutines()(awaited, *args, **kwargs)  # type: ignore[return-value]
         return super().__call__(fn, *args, **kwargs)
 
     def wraps(self, f: F) -> Any:
@@ -215,7 +216,7 @@ def retrying(
     )
 
 
-def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+def _is_coroutine_function(function: Any) -> bool:
     """Also an object that is called like one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 

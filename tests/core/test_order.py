@@ -6,6 +6,7 @@ import statistics
 import time
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -441,7 +442,7 @@ def test_owners_share_a_lane_by_what_they_generate() -> None:
 
 @pytest.mark.parametrize("config", [{"num_beams": 8}, {"num_return_sequences": 8, "do_sample": True}])
 def test_what_beams_and_samples_compute_is_charged_also_if_they_are_stopped_before_they_show_it(
-    config: dict[str, object],
+    config: dict[str, Any],
 ) -> None:
     """One who asks for little beside them waits for what is inside, and one turn."""
     with one_at_a_time() as simulation:
