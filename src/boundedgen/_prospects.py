@@ -49,15 +49,21 @@ class Prospects:
 
     def _saturated(self, text: str, owner: str, seconds: float | None) -> Saturated:
         """`seconds`: until there is room, as far as that depends on those who wait; those who were refused before, and
-        come back before, are not among them."""
+        come back before, are not among them. While there is no engine, nobody moves."""
         turn = self._driver.governor.forecast.turn_s()
         crowd = self._returns.delay(owner, self._now(), turn, MOST_S)
-        after = spread(UNKNOWN_S if seconds is None else min(MOST_S, max(LEAST_S, seconds, crowd)), self._chance)
+        moving = UNKNOWN_S if seconds is None else max(LEAST_S, seconds, crowd)
+        after = spread(min(MOST_S, self._outage_s() + moving), self._chance)
         return Saturated(f"{text}; try again in {after:.1f} s", retry_after_s=after)
 
     def accepted(self) -> None:
         if not self._driver.snapshot.waiting:
             self._returns.quiet()
+
+    def _outage_s(self) -> float:
+        """Until the engine is there, as far as that can be told."""
+        expected = self._driver.snapshot.expected_at
+        return 0.0 if expected is None else max(0.0, expected - self._now())
 
     def ahead_of(self, owner: str, priority: int, bounds: Bounds, at: float) -> int:
         """About how many come in before one that is submitted at that instant."""

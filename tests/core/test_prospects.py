@@ -294,6 +294,23 @@ def test_a_lane_that_was_slow_is_not_taken_for_slow_for_ever() -> None:
         assert refused[-1] < simulation.now - 100, "of 200 s"
 
 
+def test_nobody_is_told_to_come_again_before_an_engine_that_is_replaced_is_expected() -> None:
+    with lane(owner_max=1) as simulation:
+        known(simulation)
+        submit = simulation.pipeline.submit
+        held = [submit([5], max_new_tokens=20) for _ in range(30)]
+        simulation.advance(0.5)
+        simulation.engine.kill(simulation.now)
+        simulation.advance(0.5)
+        expected = simulation.pipeline.health().retry_after_s
+        assert expected is not None
+        assert expected > 3
+        held.append(submit([5], owner="mine"))
+        refused = refusal(lambda: submit([5], owner="mine"))
+        assert isinstance(refused, Saturated)
+        assert refused.retry_after_s >= expected
+
+
 # --- under overload --------------------------------------------------------------------------------------------------
 
 

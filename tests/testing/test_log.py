@@ -87,3 +87,10 @@ def test_while_it_is_replaced_an_engine_is_expected_after_the_time_that_the_last
         assert not sim.pipeline.health().ready
         sim.advance(0.2)
         assert sim.pipeline.health().ready
+
+
+def test_an_engine_that_was_killed_and_has_not_left_is_expected_back_after_a_boot() -> None:
+    with Simulation(limits=LIMITS, faults=[Fault(kind="wedge")], model=SimModel(boot_s=8, exit_s=0.5)) as sim:
+        with pytest.raises(b.EngineLost):
+            sim.pipeline.generate("hello", max_new_tokens=100)
+        assert sim.pipeline.health().retry_after_s == pytest.approx(8, abs=0.1)

@@ -77,6 +77,8 @@ class Life:
     def expected_at(self) -> float | None:
         """When the engine starts next or, where an earlier boot tells, when it will be ready: an estimate."""
         began = self.spawned_at if self.respawn_at is None else self.respawn_at
+        if began is None and not self.closing:
+            began = self.killed_at  # it has not left, or its restart is not decided: that usually takes no time
         return self.respawn_at if began is None or self.boot_s is None else began + self.boot_s
 
     def spawn(self, now: float) -> int:
