@@ -24,7 +24,7 @@ class Journal:
     """Used by the driver's thread, but for `log`. `run` has work done elsewhere; `model` is shown, if there is one."""
 
     def __init__(self, run: Callable[[Callable[[], None]], Any], model: str) -> None:
-        self.lag_max_s = 0.0  #: by how much the driver ever was late for a wake-up
+        self.lag_max_s = 0.0  #: by how much the driver was late for a wake-up, since an engine was ready
         self._run, self._model = run, model
         self._pid: int | None = None
         self.was_ready = False  #: an engine, ever
@@ -46,9 +46,9 @@ class Journal:
         Before the first engine is ready nobody is inside, and the tokenizer, which is loaded then, holds the GIL.
         """
         late = 0.0 if expected is None else now - expected
-        if late <= 0.0:
+        if late <= 0.0 or not self.was_ready:
             return
-        if late > LATE and self.was_ready and (late > self.lag_max_s or now >= self._late_again):
+        if late > LATE and (late > self.lag_max_s or now >= self._late_again):
             self._late_again = now + AGAIN
             self.log(logging.WARNING, _STOOD_STILL, late)
         self.lag_max_s = max(self.lag_max_s, late)

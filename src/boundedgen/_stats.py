@@ -110,7 +110,7 @@ class SchedulerStats:
     #: how late the driver is for its next wake-up; 0 when it is not. With nothing inside none is due, so that a driver
     #: that hangs then shows no lag: with `Limits.probe_idle` there always is one
     driver_lag_s: float
-    driver_lag_max_s: float  #: by how much it ever was late; more than 0.5 s is logged
+    driver_lag_max_s: float  #: by how much it ever was late, since the first READY; more than 0.5 s is logged
     tokens_per_s: float | None  #: visible tokens, over the last full second with work; None: there was none
     submitted_total: int  #: sequences accepted
     rejected_total: Mapping[str, int]  #: by name of the error; nothing was started, so not in submitted_total

@@ -168,8 +168,8 @@ def test_the_worst_lag_is_kept_and_a_driver_that_is_late_all_the_time_is_told_on
     journal = Journal(lambda work: work(), "")
     journal.woke(10.0, 20.0)
     assert said(caplog, "driver") == [], "the tokenizer is being loaded, and nobody is inside"
+    assert journal.lag_max_s == 0.0
     journal.was_ready = True
-    journal.lag_max_s = 0.0
     journal.woke(None, 50.0)
     for second in range(100, 220):
         journal.woke(second - 0.75, second)
