@@ -31,6 +31,8 @@ def metrics(pipeline: b.BoundedPipeline) -> dict[str, float | None]:
         "blocks_free": stats.blocks_free,
         "step_current_seconds": stats.step_current_s,
         "oldest_waiting_seconds": stats.oldest_waiting_s,
+        "refused_total": stats.rejected_total["Saturated"],
+        "hopeless_total": stats.hopeless_total,  # waited, and could not make their deadlines any more
         "engine_kills_total": sum(stats.kills_total.values()),  # faults; an orderly close is none
         **{f"finished_{reason}_total": count for reason, count in stats.finished_total.items()},
     }

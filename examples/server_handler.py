@@ -9,7 +9,7 @@ import boundedgen as b
 
 
 async def handle(pipeline: b.BoundedPipeline, request: dict[str, Any]) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers and body. A client that disconnects cancels this coroutine, and with it the generation."""
+    """Status, headers and body. Cancel it when the client disconnects: that ends the generation."""
     try:
         answer = await pipeline.agenerate(
             request["messages"],
@@ -18,7 +18,7 @@ async def handle(pipeline: b.BoundedPipeline, request: dict[str, Any]) -> tuple[
             owner=request["user"],
         )
     except b.BoundedGenError as error:
-        wait = getattr(error, "retry_after_s", None)
+        wait = getattr(error, "retry_after_s", None) or pipeline.health().retry_after_s  # the latter: of a lost engine
         headers = {"Retry-After": str(math.ceil(wait))} if error.retryable and wait else {}
         partial = getattr(error, "partial", None)
         return error.http_status_hint, headers, {"error": str(error), "text": partial.text if partial else ""}

@@ -19,6 +19,7 @@ SAYS = {
     "lease_heartbeat": "its lease expired; Reclamation(steps=1",
     "asyncio_service": "s of 30; inside ended shutdown",
     "retries": "attempt ",
+    "chat_server": "superseded by generation",
     "wedged_lane": "answered, and back, within",
 }
 

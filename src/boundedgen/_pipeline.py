@@ -128,6 +128,7 @@ class BoundedPipeline:
         - `label`: yours, for logs, errors and stats.
         - `supersede`: the newest generation of the same owner and label that waits or runs makes way for this one: it
           ends GenerationCancelled, and this one has its place in the queue and its shares. If there is none, so be it.
+          Needs a label; those without an owner are one owner.
         - `tools`: what the model may call, a list of mappings as its chat template expects them (function
           descriptions as JSON schema); `template_context`: further variables of the template, such as
           `{"enable_thinking": False}`. Both only with chat messages. What the model calls comes as text.
