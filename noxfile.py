@@ -112,6 +112,14 @@ def overload(session: nox.Session) -> None:
 
 
 @nox.session
+def text(session: nox.Session) -> None:
+    """What the text of a token costs; takes a minute."""
+    install(session)
+    install_model(session)
+    session.run("python", "benchmarks/text.py", *session.posargs)
+
+
+@nox.session
 def incident(session: nox.Session) -> None:
     """The day of the incident in five minutes, the raw loop and boundedgen; draws docs/incident.png."""
     install(session)

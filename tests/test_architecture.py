@@ -39,6 +39,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
      "boundedgen._aside", "boundedgen._retrying", "boundedgen._returning",
      "boundedgen._bell", "boundedgen._wakers", "boundedgen._door", "boundedgen._forks", "boundedgen._text",
+     "boundedgen._utf8", "boundedgen._lexicon", "boundedgen._detokenizer",
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
      "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),

@@ -119,6 +119,7 @@ class Admitting:
                 stop_strings=fields.get("stop_strings", ()),
                 include_stop=bool(fields.get("include_stop_str_in_output", False)),
                 unsettled=getattr(tokenizer, "unsettled", None),
+                lexicon=getattr(tokenizer, "lexicon", None),
             )
 
         return Flow(submission, prompt, engine_fields(fields), text, self._runtime.now, self._runtime.wakers)

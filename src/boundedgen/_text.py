@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
+from boundedgen._detokenizer import joins_tokens
 from boundedgen._errors import BoundedGenError, InvalidRequest, ModelLoadFailed
+from boundedgen._lexicon import Lexicon, lexicon_of
+
+logger = logging.getLogger("boundedgen")
 
 _INT64: Final = 2**63
 _REPLACEMENT: Final = "\ufffd"
@@ -68,8 +74,10 @@ class GenAITokenizer:
             )
         _look_at_a_tensor()
         self._inner = _load(path, {**ONE_THREAD, **(properties or {})})
-        self._vocab_size = _vocab_size(self._inner, path)
+        vocabulary = _vocabulary(self._inner)
+        self._vocab_size = max(vocabulary.values()) + 1 if vocabulary else _vocab_size_of_config(path / "config.json")
         self._unsettled = _CLEANED_UP_LATER if self._cleans_up() else None
+        self._lexicon = self._make_lexicon(path, vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. InvalidRequest for a lone surrogate."""
@@ -107,6 +115,20 @@ class GenAITokenizer:
     def unsettled(self) -> re.Pattern[str] | None:
         """What at the end of a decoded text may still change when more tokens follow (see TextStream)."""
         return self._unsettled
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """The bytes of its tokens, where its text is no more than these joined (see TextStream)."""
+        return self._lexicon
+
+    def _make_lexicon(self, path: Path, vocabulary: Mapping[bytes, int]) -> Lexicon | None:
+        if self._unsettled is not None or not vocabulary or not joins_tokens(path):
+            return None
+        try:
+            return lexicon_of(self.decode, lambda text: self.encode(text, add_special_tokens=False), vocabulary)
+        except Exception:  # it does not bear being tried: each piece of text is a call of it, then
+            logger.exception("the tokenizer of %r could not be tried; its text will cost more", str(path))
+            return None
 
     def _cleans_up(self) -> bool:
         probe = "a , b"
@@ -146,11 +168,13 @@ def _load(path: Path, properties: dict[str, Any]) -> Any:
     return inner
 
 
-def _vocab_size(inner: Any, path: Path) -> int | None:
+def _vocabulary(inner: Any) -> dict[bytes, int]:
+    """Empty: an unknown kind of tokenizer, which does not tell."""
     try:
-        return max(int(i) for i in inner.get_vocab().values()) + 1
-    except Exception:  # an unknown kind of tokenizer: the model's own word is next best
-        return _vocab_size_of_config(path / "config.json")
+        found = inner.get_vocab()
+    except Exception:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _vocab_size_of_config(config: Path) -> int | None:
@@ -190,11 +214,18 @@ class _Window:
     not the beginnings, also covers decoders that strip the space before a first word.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], unsettled: re.Pattern[str] | None) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        unsettled: re.Pattern[str] | None,
+        ids: Sequence[int] = (),
+        shown: int = 0,
+    ) -> None:
+        """`ids`: what came before; `shown`: characters of its text that have been returned."""
         self._decode = decode
         self._unsettled = unsettled
-        self._ids: list[int] = []
-        self._shown = 0  # characters of this window's text that have been returned
+        self._ids = list(ids)
+        self._shown = shown  # of this window's text
         self._moves_at = _WINDOW_MOVES
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -239,6 +270,33 @@ class _Window:
             return False
         self._ids, self._shown = tail, shown
         return True
+
+
+class _Spelling:
+    """Text of a growing list of ids from their bytes; by a window from the first id on whose bytes are doubted."""
+
+    def __init__(self, lexicon: Lexicon, window: Callable[[Sequence[int], int], _Window]) -> None:
+        self._lexicon = lexicon
+        self._reader = lexicon.reader()
+        self._make_window = window
+        self._window: _Window | None = None
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        if self._window is not None:
+            return self._window.feed(token_ids)
+        data = self._lexicon.bytes_of(token_ids)
+        if data is None:
+            self._window = self._make_window(self._ids, self._shown)
+            return self._window.feed(token_ids)
+        text = self._reader.feed(data)
+        self._ids.extend(token_ids)
+        self._shown += len(text)
+        return text
+
+    def flush(self) -> str:
+        return self._reader.flush() if self._window is None else self._window.flush()
 
 
 class _Stops:
@@ -295,7 +353,8 @@ class TextStream:
 
     All that `feed` and `flush` return, joined, equals `decode(all ids)`, cut at the first of `stop_strings` (without
     it, or with it if `include_stop`). At most three U+FFFD are held back (they may become a character), and the
-    beginning of a stop string. The cost of a token does not grow with the length of the text.
+    beginning of a stop string. The cost of a token does not grow with the length of the text. With a `lexicon` of
+    `decode` it is that of joining bytes; the text is the same.
 
     The engine cuts at whole tokens: it leaves the part of a stop string that shares a token with text before it (stop
     "ung " gave " a young"), and all of one that lies inside a token, with what follows it (stop "cov" gave
@@ -310,20 +369,22 @@ class TextStream:
         stop_strings: Iterable[str] = (),
         include_stop: bool = False,
         unsettled: re.Pattern[str] | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
-        self._window = _Window(decode, unsettled)
+        window = partial(_Window, decode, unsettled)
+        self._pieces = window() if lexicon is None else _Spelling(lexicon, window)
         self._stops = _Stops(stop_strings, include_stop)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that has become certain with these ids."""
-        return self._stops.feed(self._window.feed(token_ids)) if token_ids else ""
+        return self._stops.feed(self._pieces.feed(token_ids)) if token_ids else ""
 
     def flush(self, *, stopped: bool = False) -> str:
         """What was held back; once, at any kind of end.
 
         `stopped`: the engine finished because of a stop string (finish STOP, and the last id is no stop token).
         """
-        return self._stops.feed(self._window.flush()) + self._stops.flush(stopped)
+        return self._stops.feed(self._pieces.flush()) + self._stops.flush(stopped)
 
     @property
     def matched(self) -> str | None:
