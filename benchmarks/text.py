@@ -43,7 +43,7 @@ def main() -> None:
         for piece in (1, 4)
         for row in contest(tokenizer, name, rows, piece, options.rounds)
     ]
-    ready = readiness(tokenizer)
+    ready = readiness(tokenizer) | warming(tokenizer, corpora["prose"])
     print("  ".join(f"{name}: {value:,.4g}" for name, value in ready.items()))
     if options.json:
         Path(options.json).write_text(json.dumps({"tokens": results, "ready": ready}, indent=1))
@@ -139,6 +139,17 @@ def readiness(tokenizer: GenAITokenizer) -> dict[str, float]:
         "entries_mb": stored / 1e6,
         "all_ids_met_mb": known / 1e6,
     }
+
+
+def warming(tokenizer: GenAITokenizer, rows: list[list[int]]) -> dict[str, float]:
+    """Mean microseconds a token in the first and the tenth generation of a server's life, a token a piece."""
+    vocabulary = dict(tokenizer._inner.get_vocab())
+    lexicon = lexicon_of(tokenizer.decode, lambda text: tokenizer.encode(text, add_special_tokens=False), vocabulary)
+    means = [
+        statistics.mean(cost(tokenizer, lambda out: ours(tokenizer, lexicon, out), row, 1, check=True))
+        for row in rows[:10]
+    ]
+    return {"first_generation_us": means[0], "tenth_generation_us": means[-1]}
 
 
 def first_met(tokenizer: GenAITokenizer, vocabulary: dict[bytes, int]) -> float:
