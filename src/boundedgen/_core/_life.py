@@ -108,9 +108,9 @@ class Life:
         move(self, EnginePhase.DYING)
         self.death, self.killed_at, self.spawned_at, self.rss_bytes = death, now, None, None
         if not death.cause.orderly:
-            self.well_since = None
             self.failing_since = self.failing_since if self.failures else now
             self.failures += 1
+            self.well_since = None
 
     def served(self, now: float, forget_after: float) -> None:
         """Tokens came out. Failures are forgotten once there was none for `forget_after` after an engine was ready."""
