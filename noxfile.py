@@ -93,13 +93,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Throughput beside the raw loop: 20 interleaved pairs on SmolLM2. Arguments after `--` go to the benchmark."""
+    """All of benchmarks/, an hour with nothing else on the machine: bench-results/suite.md, .png, .json. `-- --help`
+
+    `-- --against FILE` names what has changed since an earlier suite.json; `-- --short` shows that it works.
+    """
     install(session)
-    session.install("--quiet", "psutil")
+    session.install("--quiet", "matplotlib", "py-spy")
     install_model(session)
-    Path("bench-results").mkdir(exist_ok=True)
-    arguments = session.posargs or ["--json", "bench-results/throughput.json"]
-    session.run("python", "benchmarks/throughput.py", *arguments)
+    install_gpu_emulation(session)
+    session.run("python", "benchmarks/suite.py", *session.posargs)
 
 
 @nox.session

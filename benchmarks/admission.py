@@ -12,27 +12,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import engine_beside
 from attrs import define, field, frozen
+from contest import Contest
 from workload import small, smollm2
 
 import boundedgen
 from boundedgen._core._events import Admit
-from boundedgen._engine._host import GenAIHost
 from boundedgen._flow import Flow
-from boundedgen._text import GenAITokenizer
 from boundedgen.abc import Request
 
 PROMPT = 32
@@ -94,57 +88,22 @@ class Figures:
         return {"tokens_per_s": rate, "p50_s": p[49], "p99_s": p[98], "steps_with_full_cache": self.full}
 
 
-class Contest:
-    """A pipeline of one policy, and the raw loop in its engine's process."""
+def raw_round(contest: Contest, work: Work, seed: int, into: Figures) -> None:
+    answer = contest.ask("raw", prompts=work.prompts(seed), new=work.limit, stops=work.stops)
+    into.tokens_per_s.append(answer["tokens"] / answer["seconds"])
+    into.last += answer["last"]
+    into.full += answer["full"]
 
-    def __init__(self, work: Work, policy: str) -> None:
-        self.work, self.policy = work, policy
-        self._folder = tempfile.TemporaryDirectory()
-        address = str(Path(self._folder.name, "rounds"))
-        os.environ[engine_beside.ADDRESS] = address
-        places = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-        limits = boundedgen.Limits(running_max=work.calls, max_new_tokens=work.limit, max_new_tokens_default=1)
-        with Listener(address) as listener:
-            host = GenAIHost(
-                work.model,
-                work.scheduler(),
-                "CPU",
-                {},
-                tokenizer_properties={},
-                limits=limits,
-                tokenizer=lambda: GenAITokenizer(work.model, {}),
-                module=engine_beside.__name__,
-            )
-            admission = boundedgen.Admission(policy=policy)
-            self.pipeline = boundedgen.BoundedPipeline(None, engine=host, limits=limits, admission=admission)
-            self.engine: Connection[Any, Any] = listener.accept()
-        self._pid = self.engine.recv()
-        self.pipeline.wait_ready()
 
-    def raw_round(self, seed: int, into: Figures) -> None:
-        job = {"prompts": self.work.prompts(seed), "new": self.work.limit, "stops": self.work.stops}
-        self.engine.send(job)
-        os.kill(self._pid, signal.SIGUSR1)
-        answer = self.engine.recv()
-        into.tokens_per_s.append(answer["tokens"] / answer["seconds"])
-        into.last += answer["last"]
-        into.full += answer["full"]
-
-    def bounded_round(self, seed: int, into: Figures) -> None:
-        began, work = time.monotonic(), self.work
-        held = [
-            self.pipeline.submit(prompt, max_new_tokens=work.limit, stop_token_ids=work.stops)
-            for prompt in work.prompts(seed)
-        ]
-        done = [generation.result() for generation in held]
-        into.tokens_per_s.append(sum(one.completion_tokens for one in done) / (time.monotonic() - began))
-        into.last += [one.total_s for one in done]
-
-    def close(self) -> None:
-        self.pipeline.close()
-        self.engine.close()
-        self._folder.cleanup()
+def bounded_round(contest: Contest, work: Work, seed: int, into: Figures) -> None:
+    began = time.monotonic()
+    held = [
+        contest.pipeline.submit(prompt, max_new_tokens=work.limit, stop_token_ids=work.stops)
+        for prompt in work.prompts(seed)
+    ]
+    done = [generation.result() for generation in held]
+    into.tokens_per_s.append(sum(one.completion_tokens for one in done) / (time.monotonic() - began))
+    into.last += [one.total_s for one in done]
 
 
 def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
@@ -153,19 +112,18 @@ def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
     The raw loop may die of its own preemption, and the pipeline's engine with it: that is the last round then.
     """
     raw, bounded, warm, twice, died = Figures(), Figures(), Figures(), Twice(), False
-    with contextlib.closing(Contest(work, policy)) as contest:
-        contest.bounded_round(0, warm)
-        try:
-            contest.raw_round(0, warm)
-        except (EOFError, ConnectionResetError):
-            died = True
-        for n in range(1, rounds + 1):
-            with twice.counting():
-                contest.bounded_round(n, bounded)
+    limits = boundedgen.Limits(running_max=work.calls, max_new_tokens=work.limit, max_new_tokens_default=1)
+    admission = boundedgen.Admission(policy=policy)
+    with contextlib.closing(Contest(work.model, work.scheduler(), limits, admission)) as contest:
+        bounded_round(contest, work, 0, warm)
+        for n in range(rounds + 1):
+            if n:
+                with twice.counting():
+                    bounded_round(contest, work, n, bounded)
             stats = contest.pipeline.stats()
             try:
                 if not died:
-                    contest.raw_round(n, raw)
+                    raw_round(contest, work, n, raw if n else warm)
             except (EOFError, ConnectionResetError):
                 died = True
     ratios = [b / r for b, r in zip(bounded.tokens_per_s, raw.tokens_per_s, strict=False)]

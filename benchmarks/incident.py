@@ -26,8 +26,8 @@ from typing import Any
 
 from attrs import asdict, define, field
 from clients import PROBE, Clients, Manners, lane
+from figures import machine
 from overload import SCRIPTS, quantile
-from throughput import machine
 
 AGENT = "agent"
 SLOTS = 2

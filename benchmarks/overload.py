@@ -23,7 +23,7 @@ from typing import Any
 
 from attrs import asdict, evolve
 from clients import GOOD, Clients, Manners, lane
-from throughput import machine
+from figures import machine
 from workload import Workload, small, smollm2
 
 HELD = 0.9  #: of capacity

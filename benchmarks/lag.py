@@ -1,0 +1,70 @@
+"""How late the asyncio loop of the embedding process is while prompts of 1,500 tokens are prefilled: SmolLM2.
+
+    python benchmarks/lag.py [--rounds 5] [--short] [--json FILE]
+
+Beside it the loop of an asyncio server that steps in a thread of its own process. The same prompts at once, on one
+engine that takes a whole prompt in a step, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+
+import figures
+from contest import Contest
+from figures import Figure
+from loop_lag import watched
+from workload import Workload, on_small, on_smollm2
+
+import boundedgen
+
+PART = "lag"
+TICK = 0.005
+PROMPTS, TOKENS = 4, 1500
+
+
+async def bounded(pipeline: boundedgen.BoundedPipeline, work: Workload, seed: int) -> list[float]:
+    async def one(prompt: list[int]) -> None:
+        async with await pipeline.asubmit(prompt, max_new_tokens=work.new, ignore_eos=True) as generation:
+            async for _ in generation:
+                pass
+
+    async with watched(TICK) as lags:
+        await asyncio.gather(*map(one, work.prompts(seed)))
+    return lags
+
+
+def measure(given: argparse.Namespace) -> list[Figure]:
+    work = on_small(2, 300, 2) if given.short else on_smollm2(PROMPTS, TOKENS, 2)
+    rounds = 1 if given.short else given.rounds
+    scheduler = {**work.scheduler(), "max_num_batched_tokens": work.prompt}
+    ours: list[float] = []
+    theirs: list[float] = []
+    limits = boundedgen.Limits(running_max=work.sequences)
+    with contextlib.closing(Contest(work.model, scheduler, limits)) as contest:
+        for round_ in range(rounds):
+            ours += asyncio.run(bounded(contest.pipeline, work, round_))
+            answer = contest.ask("in_process", prompts=work.prompts(round_), new=work.new, tick=TICK)
+            theirs += answer["lags"]
+    return [
+        _late("boundedgen", ours, 0.99, "<= 5"),
+        _late("boundedgen", ours, 1.0, ""),
+        _late("in-process", theirs, 0.99, ""),
+        _late("in-process", theirs, 1.0, ""),
+    ]
+
+
+def _late(whose: str, lags: list[float], share: float, target: str) -> Figure:
+    name = f"{whose}: loop lag while {PROMPTS} prompts of {TOKENS} tokens are prefilled, "
+    name += "p99" if share < 1 else "largest"
+    return figures.sampled(PART, name, [1000 * lag for lag in lags], "ms", share, target=target)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=5)
+
+
+if __name__ == "__main__":
+    figures.alone(__doc__, measure, options)
