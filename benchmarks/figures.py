@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(np.asarray(values), share))
 
 
-def drawn(values: Sequence[float], share: float) -> Any:
+def drawn(values: Sequence[float], share: float, seed: int = 0) -> Any:
     """The quantile of `TIMES` samples that are drawn anew from these."""
-    rng, given = np.random.default_rng(0), np.asarray(values)
+    rng, given = np.random.default_rng(seed), np.asarray(values)
     return np.array([np.quantile(rng.choice(given, given.size), share) for _ in range(TIMES)])
 
 
@@ -90,7 +91,7 @@ def added(
     target: str = "",
 ) -> Figure:
     """How much larger a quantile of `values` is than that of `beside`."""
-    between = interval(drawn(values, share) - drawn(beside, share))
+    between = interval(drawn(values, share) - drawn(beside, share, 1))
     value = quantile(values, share) - quantile(beside, share)
     note = f"{quantile(values, share):.3g} {unit} beside {quantile(beside, share):.3g}; {len(values)} samples"
     return Figure(part, name, value, unit, between, target, note, thinned(values))
@@ -140,6 +141,30 @@ def machine() -> dict[str, Any]:
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@frozen
+class Load:
+    """Seconds of processors since the machine was started, and of this process with those children that have ended."""
+
+    at: float = field(factory=time.monotonic)
+    own: float = field(factory=lambda: sum(os.times()[:4]))
+    all: float = field(factory=lambda: _ticks(0, 1, 2, 5, 6))
+    stolen: float = field(factory=lambda: _ticks(7))
+
+    def others(self, part: str) -> Figure:
+        """How many processors somebody else had since then: figures beside much of that are worth little."""
+        now = Load()
+        took, stolen = now.at - self.at, now.stolen - self.stolen
+        others = now.all - self.all - (now.own - self.own) + stolen
+        note = f"in {took:.0f} s; {stolen / took:.2f} were taken by the hypervisor"
+        return Figure(part, "processors that others used meanwhile", max(0.0, others / took), "", note=note)
+
+
+def _ticks(*columns: int) -> float:
+    """Of the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
+    fields = Path("/proc/stat").read_text().split(None, 9)[1:9]
+    return sum(int(fields[column]) for column in columns) / os.sysconf("SC_CLK_TCK")
 
 
 # --- saying it ---------------------------------------------------------------------------------------------------
@@ -213,7 +238,10 @@ def alone(
     parser.add_argument("--json", help="write the figures there")
     options(parser)
     given = parser.parse_args()
+    load = Load()
     found = measure(given)
+    if found:
+        found.append(load.others(found[0].part))
     if given.short:
         found = [evolve(one, target="") for one in found]
     print(table(found), flush=True)
