@@ -131,7 +131,7 @@ def profiles(work: Workload, seconds: float, stream: bool) -> list[Figure]:
 
 def measure(given: argparse.Namespace) -> list[Figure]:
     if given.short:
-        return in_the_child((1, 4), 2) + in_the_parent(on_small(4, 16, 32), 2)
+        return in_the_child((1, 4), 1) + in_the_parent(on_small(4, 16, 32), 1)
     found = in_the_child(SIZES, given.rounds)
     for work in (on_small(16), on_smollm2(16, new=32)):
         found += in_the_parent(work, given.rounds)

@@ -22,7 +22,6 @@ import boundedgen
 
 PART = "lag"
 TICK = 0.005
-PROMPTS, TOKENS = 4, 1500
 
 
 async def bounded(pipeline: boundedgen.BoundedPipeline, work: Workload, seed: int) -> list[float]:
@@ -37,7 +36,7 @@ async def bounded(pipeline: boundedgen.BoundedPipeline, work: Workload, seed: in
 
 
 def measure(given: argparse.Namespace) -> list[Figure]:
-    work = on_small(2, 300, 2) if given.short else on_smollm2(PROMPTS, TOKENS, 2)
+    work = on_small(2, 300, 2) if given.short else on_smollm2(4, 1500, 2)
     rounds = 1 if given.short else given.rounds
     scheduler = {**work.scheduler(), "max_num_batched_tokens": work.prompt}
     ours: list[float] = []
@@ -49,15 +48,15 @@ def measure(given: argparse.Namespace) -> list[Figure]:
             answer = contest.ask("in_process", prompts=work.prompts(round_), new=work.new, tick=TICK)
             theirs += answer["lags"]
     return [
-        _late("boundedgen", ours, 0.99, "<= 5"),
-        _late("boundedgen", ours, 1.0, ""),
-        _late("in-process", theirs, 0.99, ""),
-        _late("in-process", theirs, 1.0, ""),
+        _late("boundedgen", work, ours, 0.99, "<= 5"),
+        _late("boundedgen", work, ours, 1.0, ""),
+        _late("in-process", work, theirs, 0.99, ""),
+        _late("in-process", work, theirs, 1.0, ""),
     ]
 
 
-def _late(whose: str, lags: list[float], share: float, target: str) -> Figure:
-    name = f"{whose}: loop lag while {PROMPTS} prompts of {TOKENS} tokens are prefilled, "
+def _late(whose: str, work: Workload, lags: list[float], share: float, target: str) -> Figure:
+    name = f"{whose}: loop lag while {work.sequences} prompts of {work.prompt} tokens are prefilled, "
     name += "p99" if share < 1 else "largest"
     return figures.sampled(PART, name, [1000 * lag for lag in lags], "ms", share, target=target)
 

@@ -38,8 +38,8 @@ from deep.lateness import Lateness
 PART = "lateness"
 LIFE, EVERY = 0.2, 0.01  #: seconds: of a generation, and between two of them
 FOREVER = 3600.0
-PATIENT = {"step": FOREVER, "step_max": FOREVER, "progress": FOREVER, "ack": FOREVER, "boot": FOREVER}
-LONG = {"max_new_tokens": 1000, "ignore_eos": True}
+PATIENT: dict[str, Any] = {"step": FOREVER, "step_max": FOREVER, "progress": FOREVER, "ack": FOREVER, "boot": FOREVER}
+LONG: dict[str, Any] = {"max_new_tokens": 1000, "ignore_eos": True}
 BUSY = (1, 3)  #: threads
 BUSY_BESIDE = "hanging"
 TARGET = "<= 5"

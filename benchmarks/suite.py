@@ -29,7 +29,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "lateness": (),
     "scale": (),
     "throughput": (),
-    "gpu": (),
+    "emulated_gpu": (),
 }
 
 

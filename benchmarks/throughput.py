@@ -13,8 +13,9 @@ import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import figures
 from attrs import define, field
@@ -85,7 +86,7 @@ async def in_process_round(contest: Contest, work: Workload, seed: int, into: Ra
 
 def rounds(contest: Contest, work: Workload, stream: bool, seed: int, turn: int, into: Rates) -> None:
     """One of each contestant on the same requests; who goes first changes with `turn`."""
-    contestants = [
+    contestants: list[Callable[[], Coroutine[Any, Any, None]]] = [
         lambda: raw_round(contest, work, seed, into),
         lambda: bounded_round(contest, work, seed, stream, into),
     ]

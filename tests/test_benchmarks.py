@@ -46,7 +46,7 @@ def test_all_contestants_work_on_the_emulated_gpu() -> None:
         emulation.prepare()
     except emulation.Absent as why:
         pytest.skip(f"no emulated GPU: {why}")
-    assert "| 3 of 3 |" in run("gpu", "--short")
+    assert "| 3 of 3 |" in run("emulated_gpu", "--short")
 
 
 def lag(value: float, *interval: float) -> Figure:
@@ -95,7 +95,7 @@ def test_a_table_a_plot_and_json_are_kept_and_the_json_is_read_again(tmp_path: P
 
 
 def test_every_part_of_the_suite_is_there_and_says_how_it_runs_alone() -> None:
-    assert {*PARTS, "gpu"} == suite.PARTS.keys()
+    assert {*PARTS, "emulated_gpu"} == suite.PARTS.keys()
     for part in suite.PARTS:
         assert f"python benchmarks/{part}.py" in (BENCHMARKS / f"{part}.py").read_text()
 

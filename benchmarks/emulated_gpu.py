@@ -1,6 +1,6 @@
 """All contestants on the emulated GPU: do they work there? It says nothing about speed.
 
-    python benchmarks/gpu.py [--json FILE]
+    python benchmarks/emulated_gpu.py [--json FILE]
 
 What the emulation needs, and how it is built, is in tests/gpu/emulation.py; where it is absent there is no figure.
 """
@@ -26,7 +26,7 @@ from workload import on_small
 
 import boundedgen
 
-PART = "gpu"
+PART = "emulated_gpu"
 INSIDE = "inside"  #: argument of the process that sees the GPU
 
 
