@@ -49,7 +49,7 @@ class Beside:
         self._timed = Timed(self._engine._pipeline)
         self._engine._pipeline = self._loop.pipeline = self._timed
 
-    def gaps(self) -> dict[str, list[float]]:
+    def gaps(self) -> list[tuple[float, float]]:
         """Those since the last call."""
         assert self._timed is not None
         return self._timed.take()

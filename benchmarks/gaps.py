@@ -1,4 +1,4 @@
-"""What a loop costs beside the engine's own `step()`: the time from its return to the next one."""
+"""What a loop costs beside the engine's own `step()`: what passes from its return to the next one."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from typing import Any, final
 
 @final
 class Timed:
-    """A pipeline that keeps, in seconds, what passes between two steps while the same requests are inside, and steps.
+    """A pipeline that keeps the gaps between two steps: seconds by the clock, and seconds of its thread's processor.
 
-    Whoever waits for something between two steps (for a command, for a pause) is not measured in that gap: `idle_s`.
+    By the clock the engine's own threads, and other processes, can get in between. A gap of more than `idle_s` is one
+    in which there was nothing to do.
     """
 
-    idle_s = 0.005  #: a longer gap is one in which there was nothing to do, or somebody else had the processor
+    idle_s = 0.005
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline, self._step = pipeline, pipeline.step
-        self._gaps: list[float] = []
-        self._steps: list[float] = []
-        self._returned = 0.0
+        self._gaps: list[tuple[float, float]] = []
+        self._returned = self._spent = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipeline, name)
 
     def step(self) -> None:
-        began = time.perf_counter()
+        spent, began = time.thread_time(), time.perf_counter()
         if began - self._returned < self.idle_s:
-            self._gaps.append(began - self._returned)
+            self._gaps.append((began - self._returned, spent - self._spent))
         self._step()
-        self._returned = time.perf_counter()
-        self._steps.append(self._returned - began)
+        self._returned, self._spent = time.perf_counter(), time.thread_time()
 
-    def take(self) -> dict[str, list[float]]:
-        taken = {"gaps": self._gaps, "steps": self._steps}
-        self._gaps, self._steps, self._returned = [], [], 0.0
+    def take(self) -> list[tuple[float, float]]:
+        taken, self._gaps, self._returned = self._gaps, [], 0.0
         return taken

@@ -1,4 +1,8 @@
-"""The contestant of today: a thread that steps, and an asyncio server that streams from it, in one process."""
+"""The contestant of today: a thread that steps, and an asyncio server that streams from it, in one process.
+
+Its text is made by boundedgen's detokenizer, so that both do the same work: the engine's own TextStreamer raises
+UnicodeDecodeError on tokens that are no text, which a small model makes of random prompts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import Any, final
 
 from loop_lag import watched
 from raw_loop import Requests
+
+from boundedgen._text import TextStream, decoded
 
 FIRST = 1 << 41  #: request id, above those of the raw loop
 
@@ -35,17 +41,14 @@ class InProcess:
         return {"seconds": seconds, "tokens": tokens, "characters": characters, "lags": lags}
 
     async def _consume(self, server: _Server, prompt: list[int], new: int) -> tuple[int, int]:
-        """Stream one request as text."""
-        import openvino_genai as genai
-
-        pieces: list[str] = []
-        streamer = genai.TextStreamer(self._requests.pipeline.get_tokenizer(), pieces.append)
-        tokens = 0
+        """Stream one request as text: tokens, characters."""
+        tokenizer = self._requests.pipeline.get_tokenizer()
+        text = TextStream(lambda ids: decoded(tokenizer, ids))
+        tokens = characters = 0
         async for ids in server.stream(prompt, new):
-            streamer.write(ids)
+            characters += len(text.feed(ids))
             tokens += len(ids)
-        streamer.end()
-        return tokens, sum(map(len, pieces))
+        return tokens, characters + len(text.flush())
 
 
 @final

@@ -3,8 +3,8 @@
     python benchmarks/throughput.py [--pairs 20] [--lives 4] [--rows SmolLM2-16 small-16-stream …] [--json FILE]
 
 Readers of boundedgen wait for completions beside the raw loop, which reads its tokens; in a row "-stream" a coroutine
-for each request streams and detokenizes it, beside an asyncio server that does the same in the engine's process with
-the engine's TextStreamer. Meanwhile the asyncio loops are watched: how late do they come back?
+for each request streams and detokenizes it, beside an asyncio server that does the same in the engine's process.
+Meanwhile the asyncio loops are watched: how late do they come back?
 """
 
 from __future__ import annotations
