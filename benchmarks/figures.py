@@ -41,11 +41,17 @@ class Figure:
     @property
     def reached(self) -> bool | None:
         """None: there is no target."""
-        if not self.target:
-            return None
+        return self._reaches(self.value) if self.target else None
+
+    @property
+    def clear(self) -> bool:
+        """All of the interval is on one side of the target."""
+        return self.interval is None or not self.target or len(set(map(self._reaches, self.interval))) == 1
+
+    def _reaches(self, value: float) -> bool:
         found = _TARGET.fullmatch(self.target)
         assert found is not None, self.target
-        return _REACHED[found[1]](self.value, float(found[2]))
+        return _REACHED[found[1]](value, float(found[2]))
 
     @property
     def smaller_is_better(self) -> bool | None:
@@ -174,7 +180,7 @@ def table(figures: Iterable[Figure]) -> str:
     """As Markdown, which is readable as it is."""
     lines = ["| Part | Figure | Value | 95 % | Target | Reached | |", "|---|---|---:|---|---|---|---|"]
     for one in figures:
-        reached = {None: "", True: "yes", False: "**no**"}[one.reached]
+        reached = {None: "", True: "yes", False: "**no**"}[one.reached] + ("" if one.clear else ", unclear")
         between = "" if one.interval is None else " to ".join(map(short, one.interval))
         value = f"{short(one.value)} {one.unit}".strip()
         lines.append(f"| {one.part} | {one.name} | {value} | {between} | {one.target} | {reached} | {one.note} |")

@@ -192,8 +192,8 @@ def a_million(generations: int) -> list[Figure]:
         done = simulation.pipeline.stats().submitted_total
     note = f"{done} generations in {time.monotonic() - began:.0f} s"
     return [
-        Figure(PART, "grown over a million generations: memory", _grown(rss), "MiB", target="<= 1", note=note),
-        Figure(PART, "grown over a million generations: objects", _grown(objects), "", target="<= 100", note=note),
+        Figure(PART, "grown over short generations: memory", _grown(rss), "MiB", target="<= 1", note=note),
+        Figure(PART, "grown over short generations: objects", _grown(objects), "", target="<= 100", note=note),
     ]
 
 

@@ -52,7 +52,8 @@ def page(found: Sequence[Figure]) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in figures.machine().items())
     with_target = [one for one in found if one.reached is not None]
     missed = [one for one in with_target if not one.reached]
-    reached = f"{len(with_target) - len(missed)} of {len(with_target)} targets reached."
+    unclear = sum(not one.clear for one in with_target)
+    reached = f"{len(with_target) - len(missed)} of {len(with_target)} targets reached, {unclear} of all unclear."
     lines = [machine, "", figures.table(found), "", reached]
     lines += [f"Missed: {one.part}, {one.name}: {figures.short(one.value)} {one.unit}, {one.target}" for one in missed]
     return "\n".join(lines) + "\n"

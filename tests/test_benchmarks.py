@@ -57,6 +57,7 @@ def test_a_figure_knows_whether_its_target_is_reached() -> None:
     assert lag(5.0).reached
     assert not lag(5.1).reached
     assert evolve(lag(1.0), target="").reached is None
+    assert [lag(5.1, *edges).clear for edges in ((), (4.0, 6.0), (5.1, 6.0), (4.0, 5.0))] == [1, 0, 1, 1]
     assert [evolve(lag(1.0), target=t).reached for t in ("> 1.0", ">= 1.0", "< 1.0", "<= 1.0")] == [0, 1, 0, 1]
 
 
@@ -90,7 +91,7 @@ def test_a_table_a_plot_and_json_are_kept_and_the_json_is_read_again(tmp_path: P
     found.append(figures.ratios("throughput", "boundedgen / raw", [98.0, 99.0], [100.0, 100.0], target=">= 0.99"))
     suite.keep(found, tmp_path)
     assert figures.read(tmp_path / "suite.json") == found
-    assert "1 of 3 targets reached" in (tmp_path / "suite.md").read_text()
+    assert "1 of 3 targets reached, 2 of all unclear" in (tmp_path / "suite.md").read_text()
     assert (tmp_path / "suite.png").read_bytes()[1:4] == b"PNG"
 
 
