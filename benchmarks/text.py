@@ -157,7 +157,7 @@ def first_met(tokenizer: GenAITokenizer, vocabulary: dict[bytes, int]) -> float:
     lexicon = lexicon_of(tokenizer.decode, lambda text: tokenizer.encode(text, add_special_tokens=False), vocabulary)
     assert lexicon is not None
     spent = []
-    for i in range(1000, min(3000, len(vocabulary))):
+    for i in range(10_000, min(12_000, len(vocabulary))):
         began = time.perf_counter()
         lexicon.bytes_of([i])
         spent.append((time.perf_counter() - began) * 1e6)
