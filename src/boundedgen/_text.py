@@ -124,8 +124,9 @@ class GenAITokenizer:
     def _make_lexicon(self, path: Path, vocabulary: Mapping[bytes, int]) -> Lexicon | None:
         if self._unsettled is not None or not vocabulary or not joins_tokens(path):
             return None
+        decode = partial(decoded, self._inner)  # not a method: a cycle would keep the tokenizer after its last user
         try:
-            return lexicon_of(self.decode, lambda text: self.encode(text, add_special_tokens=False), vocabulary)
+            return lexicon_of(decode, lambda text: self.encode(text, add_special_tokens=False), vocabulary)
         except Exception:  # it does not bear being tried: each piece of text is a call of it, then
             logger.exception("the tokenizer of %r could not be tried; its text will cost more", str(path))
             return None

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(110), pytest.mark.slow]
 GATE = 0.020
 PATIENT = Limits(step=100.0, step_max=300.0, ack=100.0, reclaim=100.0, progress=100.0, running_max=16)
 CALLERS = 20
-TRIES = 3
+TRIES = 5
 
 
 class Lateness:
