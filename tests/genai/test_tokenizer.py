@@ -1,8 +1,10 @@
 """The real tokenizer, what the real engine does with stop strings, and that it takes what the door lets through."""
 
+import gc
 import importlib.util
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -451,3 +453,16 @@ def test_text_ends_exactly_at_the_stop_string_whatever_tokens_it_shares(
     text = "".join(stream.feed([i]) for row in rows for i in row)
     text += stream.flush(stopped=not rows or reason == openvino_genai.GenerationFinishReason.STOP)
     assert text == whole[: whole.index(stop) + (len(stop) if include else 0)]
+
+
+def test_a_tokenizer_is_gone_with_its_last_reference() -> None:
+    """Its infer requests hold memory, threads and descriptors: no cycle may keep them until the collector comes."""
+    tokenizer = GenAITokenizer(PLAIN)
+    assert tokenizer.decode(tokenizer.encode("a cat", add_special_tokens=False)) == "a cat"
+    watched = weakref.ref(tokenizer)
+    gc.disable()
+    try:
+        del tokenizer
+        assert watched() is None
+    finally:
+        gc.enable()
