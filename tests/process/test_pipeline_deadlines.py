@@ -138,7 +138,10 @@ def test_coroutines_are_answered_within_20_ms_of_their_deadlines_while_the_engin
 
 
 def test_deadlines_are_kept_within_20_ms_while_the_real_engine_works_through_a_prefill_of_seconds() -> None:
-    """The prefill takes every core that the engine gets: the machine's own lateness is part of what is measured."""
+    """The prefill takes every core that the engine gets: the machine's own lateness is part of what is measured.
+
+    As many deadlines as the loop can submit well before the first of them, also on half a core.
+    """
     settings = {"num_kv_blocks": 1200, "max_num_batched_tokens": 40_000, "enable_prefix_caching": False}
     limits = Limits(running_max=4, step=100.0)
     with contextlib.closing(BoundedPipeline(MODELS / "plain", settings, "CPU", limits=limits, restart=AT_ONCE)) as lane:
@@ -147,12 +150,12 @@ def test_deadlines_are_kept_within_20_ms_while_the_real_engine_works_through_a_p
         def during_a_prefill() -> Lateness:
             with lane.submit([10] * 36_000, max_new_tokens=2) as long:
                 until_in_step(lane, for_s=0.1)
-                lateness = asyncio.run(measured_async(lane, 1000, 1.0))
+                lateness = asyncio.run(measured_async(lane, 400, 1.2))
                 assert pulse(lane).in_step, "the prefill was to last longer than the measurement"
             long.wait_reclaimed(60)
             return lateness
 
-        gated("real prefill", 1000, during_a_prefill)
+        gated("real prefill", 400, during_a_prefill)
         assert lane.stats().restarts_total == 0
 
 
