@@ -194,7 +194,7 @@ class Admitting:
         if refusal is not None and self._fields(call, 1)["max_new_tokens"] != tokens:
             refusal = prospects.hopeless(ahead, owner, bounds, 1)  # max_length: how much that is depends on the prompt
         if refusal is not None:
-            raise refusal
+            raise refusal()
         prospects.accepted()
 
     def _bounds_of(self, call: Call) -> Bounds:

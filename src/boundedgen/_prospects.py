@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from boundedgen._bounds import Bounds
@@ -70,8 +71,8 @@ class Prospects:
         due = at + min(_given(bounds), self._admission.ageing)
         return self._driver.governor.queue.ahead(owner, priority, due, at)
 
-    def hopeless(self, ahead: int, owner: str, bounds: Bounds, tokens: int) -> Saturated | None:
-        """The refusal of one that would wait for longer than it has time; None: it may well make it.
+    def hopeless(self, ahead: int, owner: str, bounds: Bounds, tokens: int) -> Callable[[], Saturated] | None:
+        """Makes the refusal, which books a return, of one that would wait for longer than it has; None: it may make it.
 
         `tokens`: that it may generate. One that has nobody ahead of it is never refused.
         """
@@ -85,7 +86,7 @@ class Prospects:
         for within, needed in ((bounds.queued, wait), (bounds.total, wait + service)):
             if within is not None and (1.0 + margin) * needed > within:
                 text = f"about {wait:.3g} s to wait and {service:.3g} s to generate, {within:.3g} s given"
-                return self._saturated(text, owner, (1.0 + margin) * needed - within)
+                return partial(self._saturated, text, owner, (1.0 + margin) * needed - within)
         return None
 
 
