@@ -169,7 +169,10 @@ class Driver:
         self.governor.tick(now)
         while effects := self.governor.poll():
             for effect in effects:
-                self._carry_out(effect, now)
+                if type(effect) is ev.Emit:  # nearly all of them
+                    self._emit(effect, now)
+                else:
+                    self._carry_out(effect, now)
         if (incarnation := self.leaving.to_kill(now)) is not None:
             self._on_link(incarnation, lambda link: link.kill())
         if self.link is not None:
@@ -236,8 +239,6 @@ class Driver:
 
     def _carry_out(self, effect: ev.Effect, now: float) -> None:
         match effect:
-            case ev.Emit():
-                self._emit(effect, now)
             case ev.Admit():
                 self._admit(effect, now)
             case ev.Stop():
@@ -269,7 +270,8 @@ class Driver:
     def _emit(self, effect: ev.Emit, now: float) -> None:
         flow = self.flows[effect.sequence]
         flow.emit(effect, now)
-        self._evidence.watch_reader(effect.sequence, flow)
+        if flow.reading_since is not None:
+            self._evidence.watch_reader(effect.sequence, flow)
 
     def _admit(self, effect: ev.Admit, now: float) -> None:
         flow = self.flows[effect.sequence]

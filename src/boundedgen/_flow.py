@@ -105,7 +105,8 @@ class Flow:
             self.first_token_at = now
         if not self._readers and (self.unread_since is None or not self.untaken):
             self.unread_since = now  # before the tokens: a reader that takes them says last that it did
-        self.logprobs.extend(effect.logprobs)
+        if effect.logprobs:
+            self.logprobs.extend(effect.logprobs)
         self.token_ids.extend(effect.token_ids)
         self.news_wakers.wake()
 
@@ -156,7 +157,7 @@ class Flow:
 
     def _attended(self) -> bool:
         """Somebody waits. A coroutine whose loop was closed does not, though nothing told it so."""
-        return any(not gone() for gone in list(self._readers.values()))
+        return bool(self._readers) and any(not gone() for gone in list(self._readers.values()))
 
     # --- the readers' side ---------------------------------------------------------------------------------------
 

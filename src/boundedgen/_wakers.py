@@ -1,10 +1,13 @@
 """Waking whoever waits, thread or coroutine, without a lock and without waiting for them."""
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 
 _keys = itertools.count()
@@ -17,6 +20,8 @@ class Wakers:
         self._waiting: dict[int, Callable[[], None]] = {}
 
     def wake(self) -> None:
+        if not self._waiting:  # most of the time, of those that are woken at every token
+            return
         for key in list(self._waiting):
             waker = self._waiting.pop(key, None)
             if waker is not None:
@@ -58,10 +63,11 @@ class Wakers:
 
     async def _until(self, done: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
+        desk = _desk_of(loop)
         while not done():
             future = loop.create_future()
             key = next(_keys)
-            self._waiting[key] = functools.partial(_resolve, loop, future)
+            self._waiting[key] = functools.partial(desk.resolve, future)
             try:
                 if done():
                     return
@@ -70,12 +76,37 @@ class Wakers:
                 self._waiting.pop(key, None)
 
 
-def _resolve(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(None)
+class _Desk:
+    """Of one event loop, which is called once for all who are woken until it comes: each call costs a system call here
+    and a turn of the loop there, and a step has news for many at once."""
 
-    try:
-        loop.call_soon_threadsafe(resolve)
-    except RuntimeError:  # the loop is closed: nobody waits there any more
-        return
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._woken: deque[asyncio.Future[None]] = deque()
+        self._called = False
+
+    def resolve(self, future: "asyncio.Future[None]") -> None:
+        """From any thread. `future` keeps the loop."""
+        self._woken.append(future)
+        if self._called:
+            return
+        self._called = True
+        loop = self._loop()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            if loop is not None:
+                loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._called = False  # first: whoever is woken from here on calls again, or is found below
+        while self._woken:
+            future = self._woken.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
+
+
+def _desk_of(loop: asyncio.AbstractEventLoop) -> _Desk:
+    desk = _desks.get(loop)
+    return _desks.setdefault(loop, _Desk(loop)) if desk is None else desk

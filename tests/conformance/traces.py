@@ -40,7 +40,7 @@ def record(report: Report, load: tuple[int, int] | None) -> Record:
         "stopping": list(report.stopping),
         "paused": list(report.paused),
         "refused": [[refusal.stay, refusal.code] for refusal in report.refused],
-        "outputs": [[output.stay, len(output.token_ids), len(output.logprobs)] for output in report.outputs],
+        "outputs": [[output.stay, len(output.token_ids), len(output.logprobs)] for output in report.all_outputs],
         "finished": [
             [end.stay, end.why, [[len(one.token_ids), len(one.logprobs)] for one in end.results]]
             for end in report.finished

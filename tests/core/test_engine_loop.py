@@ -118,7 +118,7 @@ def request(stay: int = 1, deadline: float = LATER) -> Request:
 
 
 def tokens(reports: Sequence[Progress]) -> list[int]:
-    return [token for report in reports for output in report.outputs for token in output.token_ids]
+    return [token for report in reports for output in report.all_outputs for token in output.token_ids]
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class Careless:
         engine.admit(again, at)
 
     def hear(self, report: Progress) -> None:
-        for output in report.outputs:
+        for output in report.all_outputs:
             self.shown[self.job_of[output.stay]] += output.token_ids
         for finish in report.finished:
             assert finish.why == "length", "nobody is ignored"
@@ -222,7 +222,9 @@ def test_what_was_generated_before_a_pause_is_read_before_it(child: Child) -> No
     assert told.paused == (1,)
     assert 1 in told.stopping
     assert child.engine.stays[1].stopped
-    ready = [token for report in reports for output in report.outputs if output.stay == 1 for token in output.token_ids]
+    ready = [
+        token for report in reports for output in report.all_outputs if output.stay == 1 for token in output.token_ids
+    ]
     assert ready == list(range(1, told.steps)), "of every step before"
 
 

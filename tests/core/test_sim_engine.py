@@ -36,7 +36,7 @@ def progress(reports: Sequence[Report]) -> list[Progress]:
 
 
 def tokens(reports: Sequence[Report], stay: int) -> list[int]:
-    return [t for r in progress(reports) for o in r.outputs if o.stay == stay for t in o.token_ids]
+    return [t for r in progress(reports) for o in r.all_outputs if o.stay == stay for t in o.token_ids]
 
 
 def finishes(reports: Sequence[Report]) -> dict[int, str]:

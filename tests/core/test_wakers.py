@@ -1,13 +1,16 @@
 """Nobody who waits is forgotten, and nobody who left is remembered."""
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
+import weakref
+from typing import Any
 
 import pytest
 
-from boundedgen._wakers import Wakers
+from boundedgen._wakers import Wakers, _desk_of
 
 
 def test_what_is_true_already_is_not_waited_for() -> None:
@@ -159,3 +162,72 @@ def _spin(done: object) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.0005)
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts the calls that wake it from outside."""
+
+    calls = 0
+
+    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:  # type: ignore[override]
+        self.calls += 1
+        return super().call_soon_threadsafe(*args, **kwargs)
+
+
+def test_all_who_are_woken_before_their_loop_comes_cost_it_one_call() -> None:
+    loop, all_wakers = CountingLoop(), [Wakers() for _ in range(16)]
+    turns: list[int] = []
+
+    async def waits(number: int) -> None:
+        await all_wakers[number].until(lambda: len(turns) > 3)
+
+    async def main() -> int:
+        tasks = [asyncio.create_task(waits(number)) for number in range(16)]
+        await asyncio.sleep(0)
+        before = loop.calls
+        for turn in range(4):  # the first three in vain: all look, and wait again
+            turns.append(turn)
+            for wakers in all_wakers:
+                wakers.wake()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return loop.calls - before
+
+    try:
+        assert loop.run_until_complete(main()) == 4
+    finally:
+        loop.close()
+
+
+def test_whoever_is_woken_while_others_are_being_told_is_told_too() -> None:
+    loop = CountingLoop()
+    desk = _desk_of(loop)
+
+    class Telling(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            super().set_result(result)
+            desk.resolve(last)
+
+    async def main() -> None:
+        desk.resolve(first)
+        await asyncio.wait_for(last, 20)
+
+    first, last = Telling(loop=loop), loop.create_future()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_a_loop_is_not_kept_by_having_been_waited_in() -> None:
+    async def main() -> None:
+        assert not await Wakers().until(lambda: False, 0.001)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    gone = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert gone() is None

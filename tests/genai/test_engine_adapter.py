@@ -81,6 +81,34 @@ def test_by_count_a_finished_stay_is_gone_a_step_later_and_newcomers_do_not_hide
     assert [stay.released() for stay in newcomers] == [False] * 4
 
 
+# --- ends --------------------------------------------------------------------------------------------------------
+
+
+def test_an_end_is_seen_in_the_step_that_brings_it_whichever_way_it_is_found_out() -> None:
+    engine, prompt = _genai.load(spec("plain", num_kv_blocks=64)), [5, 6, 7]
+    stays = itertools.count(1)
+    whole, _ = answer(engine, request(0, prompt, max_new_tokens=30))
+    last = next(n for n in range(5, 30) if whole[n] not in whole[:n])
+
+    def steps(**config: Any) -> tuple[int, str]:
+        stay, count, why = engine.add(request(next(stays), prompt, **config)), 0, ""
+        while not why:
+            engine.step()
+            count += 1
+            why = stay.collect()[2]
+        engine.step()
+        assert stay.released()
+        return count, why
+
+    assert steps(max_new_tokens=last + 1) == (last + 1, "length")
+    ends = {"max_new_tokens": 30, "ignore_eos": False}
+    assert steps(**ends, eos_token_id=whole[last]) == (last + 1, "stop")
+    assert steps(**ends, eos_token_id=258, stop_token_ids=[whole[last]]) == (last + 1, "stop")
+    assert steps(**ends, stop_token_ids=[whole[last]]) == (last + 1, "stop")
+    assert steps(**ends, stop_strings=["~"], eos_token_id=whole[last]) == (last + 1, "stop")
+    assert steps(max_new_tokens=1) == (1, "length")
+
+
 # --- continued generations ---------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,7 @@ class Life:
         return report
 
     def tokens(self, stay: int) -> tuple[int, ...]:
-        outputs = (o for report in self.all(Progress) for o in report.outputs if o.stay == stay)
+        outputs = (o for report in self.all(Progress) for o in report.all_outputs if o.stay == stay)
         return tuple(token for output in outputs for token in output.token_ids)
 
     def finish(self, stay: int) -> Finish | None:

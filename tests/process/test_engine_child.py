@@ -68,7 +68,9 @@ def test_a_stop_drains_first_is_proved_within_two_steps_and_nothing_is_emitted_a
         assert 1 <= release.steps <= 2
         assert 0.0 < release.seconds < 1.0
         stopped = next(i for i, report in enumerate(life.all(Progress)) if stay in report.stopping)
-        assert not any(output.stay == stay for report in life.all(Progress)[stopped + 1 :] for output in report.outputs)
+        assert not any(
+            output.stay == stay for report in life.all(Progress)[stopped + 1 :] for output in report.all_outputs
+        )
         got = life.tokens(stay)
         assert got == sim_tokens([5], len(got))
         assert life.finish(stay) is None

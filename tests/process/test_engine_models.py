@@ -162,7 +162,7 @@ def greedy(plain: Life) -> tuple[int, ...]:
 
 def test_a_single_sequence_streams_one_token_a_step(plain: Life, greedy: tuple[int, ...]) -> None:
     stay = finished(plain, PROMPT, max_new_tokens=20)
-    pieces = [o.token_ids for report in plain.all(Progress) for o in report.outputs if o.stay == stay]
+    pieces = [o.token_ids for report in plain.all(Progress) for o in report.all_outputs if o.stay == stay]
     assert tuple(token for piece in pieces for token in piece) == greedy
     assert len(greedy) == 20
     finish = plain.finish(stay)
@@ -208,11 +208,11 @@ def test_a_stop_string_at_the_very_first_token_leaves_nothing(plain: Life, greed
 
 def test_logprobs_come_one_a_token_and_only_when_asked_for(plain: Life, greedy: tuple[int, ...]) -> None:
     stay = finished(plain, PROMPT, max_new_tokens=5, logprobs=1)
-    outputs = [o for report in plain.all(Progress) for o in report.outputs if o.stay == stay]
+    outputs = [o for report in plain.all(Progress) for o in report.all_outputs if o.stay == stay]
     probs = [p for output in outputs for p in output.logprobs]
     assert len(probs) == 5
     assert all(p < 0.0 for p in probs)
-    assert all(o.logprobs == () for report in plain.all(Progress) for o in report.outputs if o.stay != stay)
+    assert all(o.logprobs == () for report in plain.all(Progress) for o in report.all_outputs if o.stay != stay)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ progresses = st.builds(
     ids,
     ids,
     maybe,
+    st.lists(st.tuples(ids, ids), max_size=3).map(lambda pairs: tuple(number for pair in pairs for number in pair)),
 )
 claims = st.builds(Claim, st.booleans(), st.tuples(seconds, seconds, seconds))
 facts = st.builds(
@@ -183,14 +184,14 @@ def _report(outputs: bytes, finished: bytes) -> bytes:
     return _frame(19, _numbers() + b'{"outputs":' + outputs + b',"finished":' + finished + b"}")
 
 
-def _numbers(rows: int = 0) -> bytes:
-    return struct.pack("<QddQdQQQI", 1, 2.0, 3.0, 4, 5.0, 2**64 - 1, 6, 7, rows)
+def _numbers(singles: int = 0) -> bytes:
+    return struct.pack("<QddQdQQQI", 1, 2.0, 3.0, 4, 5.0, 2**64 - 1, 6, 7, singles)
 
 
 def test_the_smallest_report_made_by_hand_decodes() -> None:
-    outputs = (Output(1, (7,)), Output(2, (8,)))
-    plain = Progress(INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, outputs=outputs, tokens=6, attention=7)
-    assert decoded(_frame(19, _numbers(2) + struct.pack("<4Q", 1, 7, 2, 8))) == [plain]
+    plain = Progress(INCARNATION, 1, 2.0, 3.0, 4, 5.0, None, singles=(1, 7, 2, 8), tokens=6, attention=7)
+    assert plain.all_outputs == (Output(1, (7,)), Output(2, (8,)))
+    assert decoded(_frame(19, _numbers(4) + struct.pack("<4Q", 1, 7, 2, 8))) == [plain]
     (word,) = decoded(_report(b"[[1],[2],[7,8],[1],[-0.5]]", b'[[1,"stop",[]]]'))
     assert isinstance(word, Progress)
     assert (word.outputs, word.finished) == ((Output(1, (7, 8), (-0.5,)),), (Finish(1, "stop", ()),))
@@ -221,7 +222,8 @@ def test_the_smallest_report_made_by_hand_decodes() -> None:
         pytest.param(_report(b"[[1],[1],[7],[],[]]", b"[]"), id="columns of different lengths"),
         pytest.param(_report(b"[[],[],[],[],[]]", b"[[1,false,[]]]"), id="an unknown end"),
         pytest.param(_frame(19, _numbers()[:-1]), id="a number too few"),
-        pytest.param(_frame(19, _numbers(2) + bytes(24)), id="a token too few"),
+        pytest.param(_frame(19, _numbers(4) + bytes(24)), id="a token too few"),
+        pytest.param(_frame(19, _numbers(3) + bytes(24)), id="a stay without a token"),
         pytest.param(_frame(19, _numbers(2**32 - 1)), id="four billion tokens too few"),
         pytest.param(_frame(19, _numbers() + b'{"steps":[]}'), id="an unknown part"),
         pytest.param(_frame(19, _numbers() + b"[]"), id="a list is no parts"),
@@ -241,8 +243,8 @@ def test_a_decoder_holds_no_more_than_one_frame_whatever_length_is_announced() -
 
 
 def test_a_report_of_sixteen_sequences_costs_well_under_a_step() -> None:
-    outputs = tuple(Output(1000 + i, (30_000 + i,), ()) for i in range(16))
-    report = Progress(INCARNATION, 9, 1.25, 2.5, 16, 0.25, None, outputs=outputs)
+    singles = tuple(number for i in range(16) for number in (1000 + i, 30_000 + i))
+    report = Progress(INCARNATION, 9, 1.25, 2.5, 16, 0.25, None, singles=singles)
     decoder = Decoder(LIMIT)
 
     def once() -> float:

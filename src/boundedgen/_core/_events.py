@@ -7,7 +7,7 @@ another incarnation changes nothing. Times are `time.monotonic()` seconds, which
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import field, frozen
 
@@ -147,13 +147,25 @@ class Progress:
     stopping: tuple[int, ...] = ()  #: stays whose stop the engine has taken (also those it stopped at their deadline)
     paused: tuple[int, ...] = ()  #: stays that the child stopped to make room; what they had generated was read before
     refused: tuple[Refusal, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Output, ...] = ()  #: but for `singles`
     finished: tuple[Finish, ...] = ()
     released: tuple[Release, ...] = ()
     cache_bytes: int | None = None
     tokens: int = 0  #: scheduled at most, as the stamps said while the step ran; of merged ones the sum
     attention: int = 0  #: likewise: sum over them of scheduled tokens times context
     rss_bytes: int | None = None  #: resident memory of its process, every so many seconds; None: not told this time
+    #: stay, token id, stay, token id, …: of those that brought one token and nothing else, which nearly all do. Numbers
+    #: in a row, since an object for each would be most of what a step costs, and more work for the collector of cycles.
+    singles: tuple[int, ...] = ()
+
+    @property
+    def all_outputs(self) -> tuple[Output, ...]:
+        """`singles` among them."""
+        return (*(Output(stay, (token,)) for stay, token in self.pairs()), *self.outputs)
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Of `singles`: stay and token id."""
+        return zip(self.singles[::2], self.singles[1::2], strict=True)
 
 
 @frozen

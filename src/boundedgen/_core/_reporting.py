@@ -22,7 +22,7 @@ class Reporting(Recycling):
         self.watch.reported(report, now)
         for id_ in report.taken:
             self._taken(id_)
-        for output in report.outputs:
+        for output in report.all_outputs:
             self._output(output, now)
         for finish in report.finished:
             self._finished(finish, now)

@@ -27,7 +27,7 @@ from boundedgen._engine import _compile_cache, _stacks
 from boundedgen._engine._frames import WireError
 from boundedgen._engine._guard import Guard
 from boundedgen._engine._line import Line
-from boundedgen._engine._load import Work, schedule
+from boundedgen._engine._load import Workload
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
 from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
@@ -50,7 +50,6 @@ class Held:
     stay: int
     inside: EngineStay
     deadline: float
-    work: Work
     ended: bool = False
     unsaid: str = ""  #: its result cannot be told, and why
     stopped_at: float | None = None
@@ -76,6 +75,7 @@ class Loop:
         self._engine, self._line, self._stamps, self._incarnation = engine, line, stamps, incarnation
         self._held: dict[int, Held] = {}
         self._guard = Guard(engine.facts)
+        self._load = Workload(engine.step_tokens)
         self._size = size
         self._halts: list[int] = []
         self._arrivals: dict[int, Request] = {}
@@ -99,8 +99,9 @@ class Loop:
             self._take(word)
         if self._poisoned:
             return
-        self._stop_due(time.monotonic())
-        self._make_room(time.monotonic())
+        now = time.monotonic()
+        self._stop_due(now)
+        self._make_room(now)
         self._admit()
         if self._held or self._restless:
             self._step()
@@ -123,9 +124,8 @@ class Loop:
         for stay in self._halts:
             self._halt(stay, now)
         self._halts.clear()
-        for held in self._held.values():
-            if held.deadline <= now:
-                self._stop(held, now)
+        for held in [held for held in self._held.values() if held.deadline <= now]:
+            self._stop(held, now)
 
     def _halt(self, stay: int, now: float) -> None:
         if held := self._held.get(stay):
@@ -140,11 +140,15 @@ class Loop:
         if self._collect(held):
             return False
         held.inside.stop()
-        held.stopped_at, held.work.over = now, True
-        self._guard.leaves(held.stay)
+        held.stopped_at = now
+        self._leaves(held)
         self._tidings.stopping.append(held.stay)
         self._tidings.news = True
         return True
+
+    def _leaves(self, held: Held) -> None:
+        self._guard.leaves(held.stay)
+        self._load.over(held.stay)
 
     def _make_room(self, now: float) -> None:
         for stay in self._guard.to_pause():
@@ -169,8 +173,9 @@ class Loop:
         except Exception as error:
             self._tidings.refuse(request.stay, f"{type(error).__name__}: {error}")
             return
-        self._held[request.stay] = Held(request.stay, inside, request.deadline, Work.of(request))
+        self._held[request.stay] = Held(request.stay, inside, request.deadline)
         self._guard.enter(request)
+        self._load.enter(request.stay, request)
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
 
@@ -179,7 +184,7 @@ class Loop:
     def _step(self) -> None:
         self._restless = bool(self._held)
         began = time.monotonic()
-        load = schedule((held.work for held in self._held.values()), self._engine.step_tokens)
+        load = self._load.schedule()
         self._stamps.begin(began, *load)
         try:
             self._metrics = self._engine.step()
@@ -191,18 +196,18 @@ class Loop:
         self._steps += 1
         self._tidings.stepped(began, self._metrics.scheduled, load)
         self._guard.stepped()
-        for held in list(self._held.values()):
-            self._look_at(held)
+        for held in [held for held in self._held.values() if self._has_left(held)]:
+            self._release(held)
         if not self._held or not self._steps % HELD_EVERY:
             self._tidings.table_due = True
 
-    def _look_at(self, held: Held) -> None:
+    def _has_left(self, held: Held) -> bool:
+        """Looks at what the step brought of it."""
         if held.stopped_at is not None:
             held.steps_since += 1
-        elif not held.ended:
-            self._collect(held)
-        if (held.ended or held.stopped_at is not None) and held.inside.released():
-            self._release(held)
+        elif not held.ended and not self._collect(held):
+            return False
+        return held.inside.released()
 
     def _collect(self, held: Held) -> bool:
         """Take what it has produced. True if it has ended."""
@@ -211,8 +216,8 @@ class Loop:
             self._tidings.output(held.stay, token_ids, logprobs)
             self._guard.shown(held.stay, len(token_ids))
         if why:
-            held.ended = held.work.over = True
-            self._guard.leaves(held.stay)
+            held.ended = True
+            self._leaves(held)
             why = "ignored" if why == "stopped" else why
             self._finish(held, Finish(held.stay, why, held.inside.results()))
         return held.ended
@@ -231,6 +236,7 @@ class Loop:
     def _release(self, held: Held) -> None:
         del self._held[held.stay]
         self._guard.gone(held.stay)
+        self._load.gone(held.stay)
         if held.unsaid:
             self._tidings.refuse(held.stay, held.unsaid)
             return

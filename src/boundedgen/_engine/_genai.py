@@ -55,6 +55,16 @@ def generation_config(fields: Mapping[str, Any]) -> genai.GenerationConfig:
     return config
 
 
+def _ends_of(config: Mapping[str, Any]) -> frozenset[int] | None:
+    """The token ids that end it. None: something else may, or they are the engine's own."""
+    if config.get("stop_strings") or config.get("structured_output_config") is not None:
+        return None
+    eos, ignored = config.get("eos_token_id"), config.get("ignore_eos")
+    if eos is None and not ignored:
+        return None
+    return frozenset(config.get("stop_token_ids", ())) | (set() if eos is None else {eos})
+
+
 def _native(name: str, value: Any) -> Any:
     if name in _SETS:
         return set(value)
@@ -78,7 +88,9 @@ class Stay(EngineStay):
         self._wanted = int(config.get("num_return_sequences", 1))
         self._single = self._wanted == 1 and int(config.get("num_beams", 1)) == 1
         self._probs = bool(config.get("logprobs", 0))
-        self._reason = _NONE
+        self._left = int(config["max_new_tokens"])
+        self._ends = _ends_of(config)
+        self._last: Any = None  # output that was read
         self._results: tuple[SequenceResult, ...] = ()
         self.steps_since_end = -1  #: steps begun since it was stopped or seen ended; -1: neither
 
@@ -87,20 +99,29 @@ class Stay(EngineStay):
         if self.cut_stops is not None and (end := self.cut_stops.end_in(ids)) is not None:
             self.stop()
             return ids[:end], probs[:end], "stop"
-        if ids and self._reason == _NONE:
+        if ids and self._goes_on(ids):
             return ids, probs, ""
         return ids, probs, self._why()
 
     def _read(self) -> tuple[list[int], list[float]]:
         ids: list[int] = []
         probs: list[float] = []
-        while self._handle.can_read():
-            for output in self._handle.read().values():
+        handle = self._handle
+        while handle.can_read():
+            for output in handle.read().values():
                 ids += output.generated_ids
-                self._reason = output.finish_reason
+                self._last = output
                 if self._probs:
                     probs += output.generated_log_probs
         return ids, probs
+
+    def _goes_on(self, ids: list[int]) -> bool:
+        """After these. By the ids where that is sure, since asking for the reason costs as much as reading them. One
+        that has ended all the same has nothing to read after the next step, and is asked then."""
+        self._left -= len(ids)
+        if self._ends is not None:
+            return self._left > 0 and self._ends.isdisjoint(ids)
+        return bool(self._last.finish_reason == _NONE)
 
     def _why(self) -> str:
         status = self._handle.get_status()
@@ -113,12 +134,12 @@ class Stay(EngineStay):
             return "stopped"
         if not self._single:
             self._read_all()
-        return "length" if self._reason == _LENGTH else "stop"
+        return "length" if self._last is not None and self._last.finish_reason == _LENGTH else "stop"
 
     def _read_all(self) -> None:
         """Best first, and no more than were asked for: the engine may return more beams."""
         outputs = sorted(self._handle.read_all(), key=lambda output: -output.score)[: self._wanted]
-        self._reason = outputs[0].finish_reason if outputs else _NONE
+        self._last = outputs[0] if outputs else None
         self._results = tuple(
             SequenceResult(
                 tuple(output.generated_ids),

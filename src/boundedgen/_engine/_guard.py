@@ -17,7 +17,7 @@ from attrs import define
 
 from boundedgen._core._admission import STEPS, Capacity
 from boundedgen._core._events import Claim, EngineFacts
-from boundedgen._engine._load import Work
+from boundedgen._engine._load import sequences_of
 from boundedgen.abc import Request
 
 _Needs = tuple[int, ...]
@@ -39,7 +39,7 @@ class _Stake:
     @classmethod
     def of(cls, request: Request, claim: Claim) -> _Stake:
         new, hides = int(request.config["max_new_tokens"]), bool(request.config.get("stop_strings"))
-        return cls(claim, len(request.prompt), new, Work.of(request).sequences, hides)
+        return cls(claim, len(request.prompt), new, sequences_of(request), hides)
 
     def needs(self, capacity: Capacity, steps: int) -> _Needs:
         """Blocks by pool that it holds after so many more steps, at most."""
@@ -58,6 +58,7 @@ class Guard:
         self._blocks = tuple(pool.blocks for pool in self._capacity.pools)
         self._late_proof = facts.proof != "perf_metrics"  # the engine frees before it can be seen that it has
         self._stakes: dict[int, _Stake] = {}
+        self._counted: dict[int, _Stake] = {}  # those of which steps are counted: they have left, or hide tokens
         self._span = min(pool.tokens_per_block or math.inf for pool in self._capacity.pools)  # steps
         self._sure: float = 0  # steps for which nobody has to be paused, unless somebody comes in
 
@@ -65,7 +66,9 @@ class Guard:
 
     def enter(self, request: Request) -> None:
         if request.claim is not None:
-            self._stakes[request.stay] = _Stake.of(request, request.claim)
+            stake = self._stakes[request.stay] = _Stake.of(request, request.claim)
+            if stake.hides:
+                self._counted[request.stay] = stake
             self._sure = 0
 
     def shown(self, stay: int, tokens: int) -> None:
@@ -76,16 +79,18 @@ class Guard:
         """It was stopped, or has ended."""
         if (stake := self._stakes.get(stay)) is not None:
             stake.steps_since = 0
+            self._counted[stay] = stake
 
     def gone(self, stay: int) -> None:
         self._stakes.pop(stay, None)
+        self._counted.pop(stay, None)
 
     def stepped(self) -> None:
         """A step has returned. Called before what it brought is looked at."""
-        for stake in self._stakes.values():
+        for stake in self._counted.values():
             if stake.steps_since is not None:
                 stake.steps_since += 1
-            elif stake.hides:
+            else:
                 stake.tokens += 1
 
     # --- what follows --------------------------------------------------------------------------------------------

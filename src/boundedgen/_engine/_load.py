@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import final
 
 from attrs import define
@@ -12,43 +11,87 @@ from boundedgen.abc import Request
 
 @final
 @define(eq=False)
-class Work:
+class _Work:
     """What is left to compute of one request, as far as a loop that only counts steps can know."""
 
     prompt: int  #: tokens
     sequences: int
     computed: int = 0  #: prompt tokens scheduled so far, at most
-    produced: int = 0  #: steps of decoding so far
+    decodes_since: int = 0  #: step
     over: bool = False  #: stopped or ended: the engine may look at it once more, or leave its share to the others
 
-    @classmethod
-    def of(cls, request: Request) -> Work:
-        sequences = max(_count(request, "num_beams"), _count(request, "num_return_sequences"))
-        return cls(len(request.prompt), sequences)
 
-    def schedule(self, room: int) -> tuple[int, int]:
-        """Tokens that the next step schedules of it at most, and those times their context."""
-        if self.computed < self.prompt:
-            tokens = min(self.prompt - self.computed, room)
-            self.computed += tokens
-            return tokens, tokens * self.computed
-        self.produced += 1
-        return self.sequences, self.sequences * (self.prompt + self.produced)
+@final
+class Workload:
+    """Of all that are inside. `room`: tokens that a step schedules at most.
 
-
-def schedule(works: Iterable[Work], room: int) -> tuple[int, int]:
-    """Tokens that the next step schedules of all of them at most, and the sum of them times their context.
-
-    In order of arrival: the engine takes what decodes first, but prompts in their order, so that no prompt has one that
-    decodes behind it. It is no bound for a prompt that waits for blocks inside, which none does whose were reserved.
+    Those that decode are kept as sums, so that a step costs the same however many they are.
     """
-    scheduled = attention = 0
-    for work in works:
-        tokens, area = work.schedule(max(0, room))
-        room -= 0 if work.over else tokens
-        scheduled += tokens
-        attention += area
-    return scheduled, attention
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._steps = 0
+        self._prompts: dict[int, _Work] = {}  # not all computed; in order of arrival
+        self._decoding: dict[int, _Work] = {}
+        self._tokens = 0  # that those schedule in each step
+        self._context = 0  # those times their context, in the last step
+        self._spared = 0  # of those tokens: by whom the engine may give to others
+
+    def enter(self, stay: int, request: Request) -> None:
+        self._prompts[stay] = _Work(len(request.prompt), sequences_of(request))
+
+    def over(self, stay: int) -> None:
+        """It was stopped, or has ended."""
+        work = self._prompts.get(stay) or self._decoding.get(stay)
+        if work is not None and not work.over:
+            work.over = True
+            self._spared += work.sequences if stay in self._decoding else 0
+
+    def gone(self, stay: int) -> None:
+        if self._prompts.pop(stay, None) is None and (work := self._decoding.pop(stay, None)) is not None:
+            self._tokens -= work.sequences
+            self._context -= work.sequences * (work.prompt + self._steps - work.decodes_since)
+            self._spared -= work.sequences if work.over else 0
+
+    def schedule(self) -> tuple[int, int]:
+        """Tokens that the next step schedules of all of them at most, and the sum of them times their context.
+
+        The engine takes what decodes first, then prompts in the order of their arrival. It is no bound for a prompt
+        that waits for blocks inside, which none does whose were reserved.
+        """
+        self._steps += 1
+        self._context += self._tokens
+        tokens, context = self._tokens, self._context
+        if self._prompts:
+            more, area = self._prefill(self._room - self._tokens + self._spared)
+            tokens, context = tokens + more, context + area
+        return tokens, context
+
+    def _prefill(self, room: int) -> tuple[int, int]:
+        scheduled = attention = 0
+        for stay, work in list(self._prompts.items()):
+            tokens = min(work.prompt - work.computed, max(0, room))
+            work.computed += tokens
+            room -= 0 if work.over else tokens
+            scheduled += tokens
+            attention += tokens * work.computed
+            if work.computed >= work.prompt:
+                self._decodes(stay, work)
+        return scheduled, attention
+
+    def _decodes(self, stay: int, work: _Work) -> None:
+        """From the next step on."""
+        del self._prompts[stay]
+        self._decoding[stay] = work
+        work.decodes_since = self._steps
+        self._tokens += work.sequences
+        self._context += work.sequences * work.prompt
+        self._spared += work.sequences if work.over else 0
+
+
+def sequences_of(request: Request) -> int:
+    """That the engine computes for it at once."""
+    return max(_count(request, "num_beams"), _count(request, "num_return_sequences"))
 
 
 def _count(request: Request, name: str) -> int:

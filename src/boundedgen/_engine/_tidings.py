@@ -30,12 +30,17 @@ class Tidings:
     stopping: list[int] = Factory(list)
     paused: list[int] = Factory(list)
     refused: list[Refusal] = Factory(list)
-    outputs: dict[int, tuple[list[int], list[float]]] = Factory(dict)
+    singles: list[int] = Factory(list)  #: stay, token, stay, token, …
+    outputs: dict[int, tuple[list[int], list[float]]] = Factory(dict)  #: of those that have logprobs
     finished: list[Finish] = Factory(list)
     released: list[Release] = Factory(list)
 
     def output(self, stay: int, token_ids: list[int], logprobs: list[float]) -> None:
         self.size += _TOKEN * len(token_ids) + _LOGPROB * len(logprobs)
+        if not logprobs:
+            for token in token_ids:
+                self.singles += (stay, token)
+            return
         earlier = self.outputs.get(stay)
         if earlier is None:
             self.size += _ROW
@@ -90,6 +95,7 @@ class Tidings:
             paused=tuple(self.paused),
             refused=tuple(self.refused),
             outputs=tuple([Output(stay, tuple(ids), tuple(probs)) for stay, (ids, probs) in self.outputs.items()]),
+            singles=tuple(self.singles),
             finished=tuple(self.finished),
             released=tuple(self.released),
             cache_bytes=metrics.cache_bytes,

@@ -237,7 +237,7 @@ def _to_release(v: Any) -> Release:
     return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
 
 
-#: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many outputs of one token each follow.
+#: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many numbers of `singles` follow.
 _NUMBERS = struct.Struct("<QddQdQQQI")
 _NONE = (1 << 64) - 1
 
@@ -248,26 +248,20 @@ def _from_progress(e: Progress) -> bytes:
         parts["held"] = e.held
     if e.rss_bytes is not None:
         parts["rss_bytes"] = e.rss_bytes
-    plain = all(len(output.token_ids) == 1 and not output.logprobs for output in e.outputs)
-    rows = e.outputs if plain else ()
-    if not plain:
-        parts["outputs"] = _from_outputs(e.outputs)
+    singles = e.singles
     cache_bytes = _NONE if e.cache_bytes is None else e.cache_bytes
-    load = (min(e.tokens, _NONE), min(e.attention, _NONE), len(rows))
+    load = (min(e.tokens, _NONE), min(e.attention, _NONE), len(singles))
     numbers = _NUMBERS.pack(e.steps, e.began, e.ended, e.scheduled, e.usage, cache_bytes, *load)
-    pairs = [number for output in rows for number in (output.stay, output.token_ids[0])]
-    return numbers + struct.pack(f"<{len(pairs)}Q", *pairs) + (_to_json(parts) if parts else b"")
+    return numbers + struct.pack(f"<{len(singles)}Q", *singles) + (_to_json(parts) if parts else b"")
 
 
 def _to_progress(incarnation: int, body: bytes) -> Progress:
-    steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, rows = _NUMBERS.unpack_from(body)
-    pairs = struct.unpack_from(f"<{2 * rows}Q", body, _NUMBERS.size)
-    rest = body[_NUMBERS.size + 16 * rows :]
-    parts = {name: _DECODE_PART[name](v) for name, v in _dict(_from_json(rest)).items()} if rest else {}
-    if rows and "outputs" in parts:
+    steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, numbers = _NUMBERS.unpack_from(body)
+    if numbers & 1:
         raise ValueError
-    if rows:
-        parts["outputs"] = tuple([Output(s, (t,)) for s, t in zip(pairs[::2], pairs[1::2], strict=True)])
+    singles = struct.unpack_from(f"<{numbers}Q", body, _NUMBERS.size)
+    rest = body[_NUMBERS.size + 8 * numbers :]
+    parts = {name: _DECODE_PART[name](v) for name, v in _dict(_from_json(rest)).items()} if rest else {}
     return Progress(
         incarnation,
         steps,
@@ -279,6 +273,7 @@ def _to_progress(incarnation: int, body: bytes) -> Progress:
         cache_bytes=None if cache_bytes == _NONE else cache_bytes,
         tokens=tokens,
         attention=attention,
+        singles=singles,
         **parts,
     )
 
@@ -288,6 +283,7 @@ _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]
     "taken": (list, _ints),
     "stopping": (list, _ints),
     "paused": (list, _ints),
+    "outputs": (_from_outputs, _to_outputs),
     "refused": (partial(_rows, _from_refusal), partial(_each, _to_refusal)),
     "finished": (partial(_rows, _from_finish), partial(_each, _to_finish)),
     "released": (partial(_rows, _from_release), partial(_each, _to_release)),
@@ -295,7 +291,6 @@ _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]
 _DECODE_PART: Mapping[str, Callable[[Any], Any]] = {
     "held": _ints,
     "rss_bytes": _int,
-    "outputs": _to_outputs,
     **{name: decoder for name, (_, decoder) in _PARTS.items()},
 }
 

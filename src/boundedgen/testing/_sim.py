@@ -24,7 +24,7 @@ from boundedgen._core._events import (
 )
 from boundedgen._engine._child import HELD_EVERY
 from boundedgen._engine._guard import Guard
-from boundedgen._engine._load import Work, schedule
+from boundedgen._engine._load import Workload
 from boundedgen._engine._seam import Metrics
 from boundedgen._engine._tidings import Tidings
 from boundedgen.abc import Request
@@ -59,6 +59,7 @@ class SimEngine:
         self.preempted = 0  #: times that its scheduler took blocks from somebody: what admission is to prevent
         self.scheduler = self.model.scheduler()
         self._guard = Guard(self.model.facts())
+        self._load = Workload(self.model.max_num_batched_tokens)
         self._rows: dict[int, Row] = {}
         self._ghosts: set[int] = set()
         self._commands: list[tuple[float, int, Request | int]] = []
@@ -249,7 +250,7 @@ class SimEngine:
         if row.ended or row.stop_taken_at is not None:
             return False
         stay = row.request.stay
-        row.stop_taken_at, row.steps_at_stop, row.work.over = at, self._pulse.steps_begun, True
+        row.stop_taken_at, row.steps_at_stop = at, self._pulse.steps_begun
         row.release_not_before = self._pulse.steps_begun + self.model.proof_steps
         self._tidings.stopping.append(stay)
         self._tidings.news = True
@@ -258,8 +259,12 @@ class SimEngine:
         if (fault := self._take(K.LATE_FREE, frozenset((stay,)))) is not None:
             row.release_not_before = self._pulse.steps_begun + 1 + fault.steps
         self.scheduler.stop(stay)
-        self._guard.leaves(stay)
+        self._leaves(stay)
         return True
+
+    def _leaves(self, stay: int) -> None:
+        self._guard.leaves(stay)
+        self._load.over(stay)
 
     def _admit(self, at: float) -> None:
         for request in self._arrivals.values():
@@ -276,15 +281,15 @@ class SimEngine:
         self._arrivals.clear()
 
     def _enter(self, request: Request) -> None:
-        work = Work.of(request)
-        self.scheduler.add(self.model.working(request, work.sequences))
-        self._rows[request.stay] = Row(request, work)
+        row = self._rows[request.stay] = Row(request)
+        self.scheduler.add(self.model.working(request, row.sequences))
         self._guard.enter(request)
+        self._load.enter(request.stay, request)
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
 
     def _begin_step(self, at: float) -> None:
-        scheduled, attention = schedule((row.work for row in self._rows.values()), self.model.max_num_batched_tokens)
+        scheduled, attention = self._load.schedule()
         begun = self._pulse.steps_begun + 1
         self._pulse = evolve(self._pulse, steps_begun=begun, begun_at=at, scheduled=scheduled, attention=attention)
         self._restless = bool(self._rows)
@@ -308,8 +313,7 @@ class SimEngine:
         for stay in tuple(self._rows):
             if stay in self.scheduler and self._take(K.FORGOTTEN, frozenset((stay,))) is not None:
                 self.scheduler.forget(stay)
-                del self._rows[stay]
-                self._guard.gone(stay)
+                self._gone(stay)
                 return
 
     def _end_step(self, at: float, step: Step) -> None:
@@ -358,14 +362,14 @@ class SimEngine:
             return
         row.tokens.append(token)
         self._guard.shown(stay, 1)
-        if row.work.sequences == 1:
+        if row.sequences == 1:
             self._tidings.output(stay, [token], list(row.logprobs(1)))
 
     def _record_finish(self, stay: int, why: str) -> None:
         row = self._rows[stay]
         if row.stop_taken_at is None:
-            row.ended = row.work.over = True
-            self._guard.leaves(stay)
+            row.ended = True
+            self._leaves(stay)
             row.release_not_before = self._steps + self.model.proof_steps
             results = row.results(self.model.vocab_size) if why != "ignored" else ()
             self._tidings.finished.append(Finish(stay, why, results))
@@ -380,14 +384,18 @@ class SimEngine:
     def _release(self, stay: int, row: Row, at: float) -> None:
         if self._pulse.steps_ended < row.release_not_before:
             return
-        del self._rows[stay]
-        self._guard.gone(stay)
+        self._gone(stay)
         if self._take(K.GHOST, frozenset((stay,))) is not None:
             self._ghosts.add(stay)
         stopped = row.stop_taken_at
         steps = 0 if stopped is None else self._pulse.steps_ended - row.steps_at_stop
         took = 0.0 if stopped is None else at - stopped
         self._tidings.released.append(Release(stay, steps=steps, seconds=took, late_tokens=row.late_tokens))
+
+    def _gone(self, stay: int) -> None:
+        del self._rows[stay]
+        self._guard.gone(stay)
+        self._load.gone(stay)
 
     def _tell(self, at: float) -> None:
         if not self._tidings.news:

@@ -5,7 +5,7 @@ from typing import final
 from attrs import define, field
 
 from boundedgen._core._events import SequenceResult
-from boundedgen._engine._load import Work
+from boundedgen._engine._load import sequences_of
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault
 from boundedgen.testing._sim_scheduler import StepOutcome
@@ -19,7 +19,6 @@ class Row:
     """The child's own table: what it knows of a stay."""
 
     request: Request
-    work: Work
     tokens: list[int] = field(factory=list)
     ended: bool = False  #: by itself, and said so
     stop_taken_at: float | None = None
@@ -29,13 +28,18 @@ class Row:
     leaked: bool = False
     over: bool = False  #: gone from the scheduler, release not reported
 
+    @property
+    def sequences(self) -> int:
+        """That are computed for it at once."""
+        return sequences_of(self.request)
+
     def logprobs(self, tokens: int) -> tuple[float, ...]:
         """Of so many tokens; none where none were asked for."""
         return (-0.5,) * tokens if self.request.config.get("logprobs") else ()
 
     def results(self, vocab_size: int) -> tuple[SequenceResult, ...]:
         """Of a request of several sequences: those that were asked for, best first."""
-        if self.work.sequences == 1:
+        if self.sequences == 1:
             return ()
         wanted = self.request.config.get("num_return_sequences", 1)
         texts = [tuple((token + n) % vocab_size for token in self.tokens) for n in range(wanted)]
