@@ -2,9 +2,10 @@
 
     python benchmarks/admission.py [--rounds 3] [--calls 64] [--limit 512] [--worst 6] [--small] [--json FILE]
 
-All calls come at once. Each policy runs in a process of its own, with the raw loop beside it on the same pipeline, in
-turn with it. Prints tokens a second, the time of the last token of a call (p50, p99), pauses, tokens that were computed
-twice for them, and how full the cache was: below 100 % the engine had nothing to preempt for.
+All calls come at once and sample, each with a seed of its own: greedy answers of so small a model repeat themselves,
+and never end. Each policy runs in a process of its own, with the raw loop beside it on the same pipeline, in turn with
+it. Prints tokens a second, the time of the last token of a call (p50, p99), pauses, tokens that were computed twice for
+them, and how full the cache was: below 100 % the engine had nothing to preempt for.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Work:
         blocks = self.worst * -(-(PROMPT + self.limit) // 32)
         return {"num_kv_blocks": blocks, "max_num_batched_tokens": 256, "max_num_seqs": self.calls}
 
+    def seeds(self, seed: int) -> list[int]:
+        return [1 + seed * self.calls + n for n in range(self.calls)]
+
     def prompts(self, seed: int) -> list[list[int]]:
         rng = random.Random(seed)
         return [[rng.randrange(20, self.vocab) for _ in range(PROMPT)] for _ in range(self.calls)]
@@ -89,7 +93,8 @@ class Figures:
 
 
 def raw_round(contest: Contest, work: Work, seed: int, into: Figures) -> None:
-    answer = contest.ask("raw", prompts=work.prompts(seed), new=work.limit, stops=work.stops)
+    seeds = work.seeds(seed)
+    answer = contest.ask("raw", prompts=work.prompts(seed), new=work.limit, stops=work.stops, seeds=seeds)
     into.tokens_per_s.append(answer["tokens"] / answer["seconds"])
     into.last += answer["last"]
     into.full += answer["full"]
@@ -98,8 +103,10 @@ def raw_round(contest: Contest, work: Work, seed: int, into: Figures) -> None:
 def bounded_round(contest: Contest, work: Work, seed: int, into: Figures) -> None:
     began = time.monotonic()
     held = [
-        contest.pipeline.submit(prompt, max_new_tokens=work.limit, stop_token_ids=work.stops)
-        for prompt in work.prompts(seed)
+        contest.pipeline.submit(
+            prompt, max_new_tokens=work.limit, stop_token_ids=work.stops, do_sample=True, rng_seed=number
+        )
+        for prompt, number in zip(work.prompts(seed), work.seeds(seed), strict=True)
     ]
     done = [generation.result() for generation in held]
     into.tokens_per_s.append(sum(one.completion_tokens for one in done) / (time.monotonic() - began))

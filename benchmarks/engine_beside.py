@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any, final
@@ -35,8 +35,10 @@ class Beside:
         self._server = InProcess(engine._pipeline)
         self._timed: Timed | None = None
 
-    def raw(self, prompts: list[list[int]], new: int, stops: list[int] | tuple[()] = ()) -> dict[str, Any]:
-        return self._loop.round(prompts, new, stops)
+    def raw(
+        self, prompts: list[list[int]], new: int, stops: Sequence[int] = (), seeds: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        return self._loop.round(prompts, new, stops, seeds)
 
     def raw_times(self, prompts: list[list[int]], new: int, pause: float) -> list[list[float]]:
         return self._loop.times(prompts, new, pause)

@@ -26,16 +26,21 @@ class Requests:
         self.pipeline = pipeline
         self._id = first  #: above every stay's
 
-    def add(self, prompts: list[list[int]], new: int, stops: Sequence[int] = ()) -> list[Any]:
+    def add(
+        self, prompts: list[list[int]], new: int, stops: Sequence[int] = (), seeds: Sequence[int] = ()
+    ) -> list[Any]:
+        """`seeds`: they sample, each with its own."""
         import numpy
         import openvino
         import openvino_genai as genai
 
         handles = []
-        for prompt in prompts:
+        for n, prompt in enumerate(prompts):
             config = genai.GenerationConfig()
             config.max_new_tokens, config.ignore_eos = new, not stops
             config.stop_token_ids = set(stops)
+            if seeds:
+                config.do_sample, config.rng_seed = True, seeds[n]
             self._id += 1
             ids = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
             handles.append(self.pipeline.add_request(self._id, ids, config))
@@ -45,10 +50,12 @@ class Requests:
 class RawLoop(Requests):
     """Runs rounds on one pipeline."""
 
-    def round(self, prompts: list[list[int]], new: int, stops: Sequence[int] = ()) -> dict[str, Any]:
+    def round(
+        self, prompts: list[list[int]], new: int, stops: Sequence[int] = (), seeds: Sequence[int] = ()
+    ) -> dict[str, Any]:
         """Of one round: seconds, tokens, when the last token of each came, and the steps with a full cache."""
         began = time.monotonic()
-        handles = self.add(prompts, new, stops)
+        handles = self.add(prompts, new, stops, seeds)
         tokens, full, last = 0, 0, [0.0] * len(prompts)
         while self.pipeline.has_non_finished_requests():
             self.pipeline.step()
