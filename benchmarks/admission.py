@@ -113,15 +113,15 @@ def bounded_round(contest: Contest, work: Work, seed: int, into: Figures) -> Non
     into.last += [one.total_s for one in done]
 
 
-def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
+def compare(work: Work, policy: str, rounds: int, **admission: Any) -> dict[str, Any]:
     """Rounds in turn, after one of each to warm up, in which "adaptive" learns how long answers are.
 
     The raw loop may die of its own preemption, and the pipeline's engine with it: that is the last round then.
     """
     raw, bounded, warm, twice, died = Figures(), Figures(), Figures(), Twice(), False
     limits = boundedgen.Limits(running_max=work.calls, max_new_tokens=work.limit, max_new_tokens_default=1)
-    admission = boundedgen.Admission(policy=policy)
-    with contextlib.closing(Contest(work.model, work.scheduler(), limits, admission)) as contest:
+    chosen = boundedgen.Admission(policy=policy, **admission)
+    with contextlib.closing(Contest(work.model, work.scheduler(), limits, chosen)) as contest:
         bounded_round(contest, work, 0, warm)
         for n in range(rounds + 1):
             if n:
@@ -135,7 +135,7 @@ def compare(work: Work, policy: str, rounds: int) -> dict[str, Any]:
                 died = True
     ratios = [b / r for b, r in zip(bounded.tokens_per_s, raw.tokens_per_s, strict=False)]
     return {
-        "policy": policy,
+        "policy": " ".join([policy, *(f"{name}={value}" for name, value in admission.items())]),
         **bounded.row(),
         "pauses": stats.paused_total,
         "turned_back": stats.requeued_total,
@@ -174,13 +174,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=512, help="max_new_tokens of each call")
     parser.add_argument("--worst", type=int, default=6, help="worst cases that the cache holds")
     parser.add_argument("--small", action="store_true", help="the project's own small model instead of SmolLM2")
+    parser.add_argument("--covered", type=float, nargs="+", help='only "adaptive", with each of these')
     parser.add_argument("--json", help="write the figures there")
     arguments = parser.parse_args()
     model, vocab = (small(), 259) if arguments.small else (smollm2(), 40_000)
     work = Work(model, vocab, arguments.calls, arguments.limit, arguments.worst)
     rows = []
-    for policy in ("reserve", "adaptive"):
-        rows.append(compare(work, policy, arguments.rounds))
+    shares = [{"covered": share} for share in arguments.covered or ()]
+    for policy, more in [("adaptive", share) for share in shares] or [("reserve", {}), ("adaptive", {})]:
+        rows.append(compare(work, policy, arguments.rounds, **more))
         show(rows[-1])
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=2))
