@@ -135,7 +135,7 @@ def test_the_core_is_pure(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("boundedgen._core")])
 def test_the_core_reads_no_clock_and_no_randomness(module: str) -> None:
     calls = [ast.unparse(n.func) for n in ast.walk(tree(MODULES[module])) if isinstance(n, ast.Call)]
-    known = {"boundedgen._core._recording": ["id"]}  # what a copy shares; it decides nothing
+    known = {"boundedgen._core._copying": ["id"]}  # what a copy shares; it decides nothing
     found = [c for c in calls if c in ("open", "print", "input", "id", "hash") or c.split(".")[0] in IMPURE]
     assert found == known.get(module, [])
 

@@ -2,10 +2,14 @@
 
 import contextlib
 import random
+from collections import deque
+from enum import Enum
+from types import NoneType
 from typing import Any
 
 import pytest
 import tenacity
+from attrs import fields, has
 from core.hand_engine import A, HandEngine, lane, until
 
 import boundedgen as b
@@ -148,3 +152,41 @@ def test_while_too_much_waits_the_beginning_is_lost_and_that_is_said(monkeypatch
 def _tell(engine: HandEngine, governor: Recorded) -> bool:
     engine.link.progress()
     return governor.record().begins is None
+
+
+def compare(one: Any, other: Any, met: dict[int, Any]) -> None:
+    """Of a state and its copy: only what never changes is in both, and what is one thing here is one there."""
+    if one is other:
+        kind: Any = type(one)
+        plain = isinstance(one, NoneType | bool | int | float | str | tuple | Enum)
+        assert plain or (kind.__eq__ is not object.__eq__ and kind.__hash__ is not None), one
+        return
+    assert type(one) is type(other)
+    assert met.setdefault(id(one), other) is other
+    for mine, its in zip(inside(one), inside(other), strict=True):
+        compare(mine, its, met)
+
+
+def inside(thing: Any) -> list[Any]:
+    if isinstance(thing, dict):
+        return [*thing, *thing.values()]
+    if isinstance(thing, list | tuple | deque):
+        return list(thing)
+    if isinstance(thing, set):
+        return sorted(thing)
+    return [getattr(thing, a.name) for a in fields(type(thing))] if has(type(thing)) else list(vars(thing).values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_of_the_state_has_the_same_shape_and_nothing_in_it_that_changes_is_shared(seed: int) -> None:
+    with lane(restart=FOR_EVER) as (pipeline, engine):
+        a_day(pipeline, engine, seed)
+        until(lambda: pipeline.health().ready)
+        lease = pipeline.lease("owner", ttl=1000.0)
+        running = pipeline.submit("x", max_new_tokens=5, bounds=b.Bounds(next_token=30), lease=lease)
+        until(lambda: running.id in {stay.sequence for stay in recorder(pipeline).stays.values()})
+        state, _ = replay(recorder(pipeline).record())  # of which no driver makes another meanwhile
+        copy = recording._photograph(state)
+        assert portrait(copy) == portrait(state)
+        compare(recording._state(state), vars(copy), {})
+        assert any(stay.occupant is copy.sequences.get(stay.sequence) for stay in copy.stays.values())

@@ -1,6 +1,5 @@
 """The governor's inputs, kept: the latest of them, from a moment whose state is known, replay bit for bit."""
 
-import copy
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -10,6 +9,7 @@ from typing import Any, final
 from attrs import evolve, fields, frozen, has
 
 from boundedgen._core import _events as ev
+from boundedgen._core._copying import copy_of
 from boundedgen._core._governor import Governor
 
 #: Every method that changes the governor. None of them calls another.
@@ -19,7 +19,7 @@ INPUTS = (
 )
 LARGE = 32  #: sequences and leases; the state of more is not copied, for that would hold up the driver
 MOST = 2  #: times as many inputs as are to be kept, while the state is large; then the beginning is lost
-_OWN = ("_keep", "_pages")
+_OWN = ("_keep", "_pages", "_census")  # no state of the governor's
 Input = tuple[str, tuple[Any, ...]]
 
 
@@ -74,17 +74,28 @@ class Recorded(Governor):
 
 def _recorded(name: str) -> Callable[..., Any]:
     method: Callable[..., Any] = getattr(Governor, name)
-    whole, last = name != "grant", name == "next_wakeup"
 
     @wraps(method)
     def told(self: Recorded, *args: Any) -> Any:
         if self._keep:  # in one function: there are eight inputs a step
-            if last:
-                self.turn_the_page()
-            self._pages.inputs.append((name, args if whole else _of_its_own(name, args)))
+            self._pages.inputs.append((name, args))
         return method(self, *args)
 
-    return told
+    @wraps(method)
+    def granted(self: Recorded, *args: Any) -> Any:
+        if self._keep:
+            self._pages.inputs.append((name, _of_its_own(name, args)))
+        return method(self, *args)
+
+    @wraps(method)
+    def told_last(self: Recorded) -> Any:
+        if self._keep:
+            self.turn_the_page()
+        return told(self)
+
+    if name == "grant":
+        return granted
+    return told_last if name == "next_wakeup" else told
 
 
 for _name in INPUTS:
@@ -97,13 +108,9 @@ def _of_its_own(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _photograph(governor: Governor) -> Governor:
-    """A copy that shares what never changes: rows of ended sequences are many, and take their time."""
-    frozen_ones: list[object] = [governor.limits, governor.last_report, governor.capacity, governor.life.facts]
-    frozen_ones += governor.ended
-    for sequence in governor.sequences.values():
-        frozen_ones += [sequence.submission, sequence.bounds]
+    """As it is now, and as it stays."""
     plain = Governor.__new__(Governor)
-    plain.__dict__.update(copy.deepcopy(_state(governor), {id(one): one for one in frozen_ones}))
+    plain.__dict__.update(copy_of(_state(governor)))
     return plain
 
 
