@@ -69,6 +69,19 @@ def test_a_key_that_moved_later_is_due_then_and_once() -> None:
     assert list(agenda.due(100.0)) == []
 
 
+def test_an_instant_that_moves_earlier_is_entered_also_after_what_is_gone_was_forgotten() -> None:
+    agenda: Agenda[object] = Agenda()
+    agenda.set("first", 0.0)
+    for at in (5.0, 9.0):
+        agenda.set("key", at)
+    for number in range(_deadlines.SLACK + 20):
+        agenda.set(number, 100.0)
+        agenda.set(number, None)
+    assert len(agenda._heap) < _deadlines.SLACK
+    agenda.set("key", 6.0)
+    assert list(agenda.due(6.0)) == ["first", "key"]
+
+
 def test_a_key_that_was_removed_and_set_again_is_due_at_its_new_instant() -> None:
     agenda: Agenda[str] = Agenda()
     agenda.set("key", 1.0)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from attrs import evolve
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
@@ -80,13 +79,13 @@ def test_the_promises_hold_and_the_runs_come_to_everything(capsys: pytest.Captur
 
 
 def late_deadlines(patch: pytest.MonkeyPatch) -> None:
-    found = Sequence.wall_deadline
+    found = Sequence.wall_at
 
-    def late(self: Sequence) -> b.Deadline | None:
+    def late(self: Sequence) -> float | None:
         due = found(self)
-        return None if due is None else evolve(due, at=due.at + 0.05)
+        return None if due is None else due + 0.05
 
-    patch.setattr(Sequence, "wall_deadline", late)
+    patch.setattr(Sequence, "wall_at", late)
 
 
 def tokens_twice(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import math
 
 from boundedgen._core import _events as ev
 from boundedgen._core._admission import AHEAD, CALM, Capacity
-from boundedgen._core._phases import SequencePhase, move
+from boundedgen._core._phases import SequencePhase
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._settling import Settling
 from boundedgen._core._stays import Stay
@@ -35,7 +35,7 @@ class Adapting(Settling):
     def _expected_of(self, sequence: Sequence) -> int:
         """Tokens that are set aside for: more of them each time that it was paused, so that it is paused ever less."""
         most = sequence.submission.max_new_tokens
-        if not self._pausable(sequence):
+        if self.admission.policy != "adaptive" or not self._pausable(sequence):
             return most
         share = 1.0 - (1.0 - self.admission.covered) / 2 ** min(sequence.paused, 64)
         expected = self.forecast.expected_tokens(most, share, sequence.tokens)
@@ -64,7 +64,7 @@ class Adapting(Settling):
         stay = self.stays.get(id_)
         sequence = None if stay is None else self.sequences.get(stay.sequence)
         if sequence is not None and sequence.stay == id_ and sequence.phase is SequencePhase.RUNNING:
-            move(sequence, SequencePhase.WAITING)
+            self._move(sequence, SequencePhase.WAITING)
             sequence.paused += 1
             self.tally.paused += 1
         self._stay_calm()
@@ -73,7 +73,7 @@ class Adapting(Settling):
         """There was no room for it: what was inside had grown since it was let in."""
         sequence = self.sequences.get(stay.sequence)
         if sequence is not None and sequence.phase is SequencePhase.RUNNING:
-            move(sequence, SequencePhase.WAITING)
+            self._move(sequence, SequencePhase.WAITING)
             self.tally.requeued += 1
             if stay.first:  # as if it had never been let in: its bound `queued` goes on
                 sequence.admitted_at = None

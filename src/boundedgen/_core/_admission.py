@@ -34,7 +34,7 @@ class Capacity:
     def needs(self, prompt_tokens: int, max_new_tokens: int, sequences: int) -> tuple[int, ...]:
         """Blocks by pool, in the order of `pools`."""
         tokens = max(1, prompt_tokens + max_new_tokens - 1)
-        return tuple(blocks_needed(p.tokens_per_block, tokens, sequences) for p in self.pools)
+        return tuple([blocks_needed(p.tokens_per_block, tokens, sequences) for p in self.pools])
 
     def lacking(self, needs: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
         """Pools that can never hold `needs`: name -> (needed, available). Empty: it fits an empty engine."""
@@ -58,11 +58,18 @@ class Ledger:
         self.capacity = capacity
         self.reserved = [0] * len(capacity.pools)
 
+    def full(self) -> bool:
+        """There is no slot, whatever somebody may need."""
+        return self.capacity is None or self.held >= self.capacity.running_max
+
     def fits(self, needs: tuple[int, ...]) -> bool:
         capacity = self.capacity
         if capacity is None or self.held >= capacity.running_max:
             return False
-        return all(r + n <= p.blocks for r, n, p in zip(self.reserved, needs, capacity.pools, strict=True))
+        for reserved, need, pool in zip(self.reserved, needs, capacity.pools, strict=True):
+            if reserved + need > pool.blocks:
+                return False
+        return True
 
     def reserve(self, needs: tuple[int, ...]) -> None:
         assert self.fits(needs)

@@ -37,6 +37,8 @@ class Census:
 class Books:
     """The state. The layers above (settling, occupying, living, reporting, governor) each add one concern."""
 
+    _census: Census | None = None  # as it is found out; None: that has to be done anew
+
     def __init__(self, limits: Limits, admission: Admission, *, forget_after: float) -> None:
         self.limits = limits
         self.admission = admission
@@ -69,17 +71,16 @@ class Books:
         self._effects: list[ev.Effect] = []
 
     def census(self) -> Census:
-        """Costs what is held, however many wait. A probe is in none of it."""
-        running: list[float] = []  # when each was submitted
-        stopping: list[float | None] = []  # when each was stopped
-        for stay in self.stays.values():
-            if stay.probe:
-                continue
-            sequence = self.sequences.get(stay.sequence)
-            if sequence is not None and sequence.phase is SequencePhase.RUNNING:
-                running.append(sequence.submission.submitted_at)
-            if stay.phase is StayPhase.STOPPING:
-                stopping.append(stay.stop_at)
+        """Costs what is held, however many wait, and nothing if nobody has moved. A probe is in none of it."""
+        found = self._census
+        if found is None:
+            found = self._census = self._counted()
+        return found
+
+    def _counted(self) -> Census:
+        inside = [stay for stay in self.stays.values() if not stay.probe]
+        running = [s.submission.submitted_at for s in inside if s.occupant.phase is SequencePhase.RUNNING]
+        stopping = [stay.stop_at for stay in inside if stay.phase is StayPhase.STOPPING]
         waiting = len(self.sequences) - self.probes - len(running)
         return Census(
             waiting=waiting,
@@ -90,6 +91,11 @@ class Books:
             stopping_since=min((at for at in stopping if at is not None), default=None) if stopping else None,
         )
 
+    def _move(self, thing: Sequence | Stay, to: SequencePhase | StayPhase) -> None:
+        """To another phase. Only that, and a submission, changes the census."""
+        move(thing, to)
+        self._census = None
+
     def _waiting_since(self) -> float | None:
         """Of the first in the order of submission; those before it are in the engine, and so are few."""
         waiting = (s for s in self.sequences.values() if s.phase is SequencePhase.WAITING and not s.submission.probe)
@@ -98,15 +104,14 @@ class Books:
 
     def _schedule(self, sequence: Sequence) -> None:
         """Enter its deadlines into the agendas."""
-        wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
-        self._wall.set(sequence.id, None if wall is None else wall.at)
-        self._ready.set(sequence.id, None if ready is None else ready.at)
+        self._wall.set(sequence.id, sequence.wall_at())
+        self._ready.set(sequence.id, sequence.ready_at())
 
     def _stop(self, stay: Stay, now: float) -> None:
         """Make the engine let go of it; its reservation stays until that is proved."""
         if stay.phase is not StayPhase.ADMITTED:
             return
-        move(stay, StayPhase.STOPPING)
+        self._move(stay, StayPhase.STOPPING)
         stay.stop_at = now
         if self.life.up:
             self.watch.ordered("stop", stay.id, now)

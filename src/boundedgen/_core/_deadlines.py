@@ -2,12 +2,18 @@
 
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 SLACK = 64  #: entries that an agenda may keep of keys that are gone
+
+
+def earliest(instants: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    found = [at for at in instants if at is not None]
+    return min(found) if found else None
 
 
 class Agenda(Generic[K]):
@@ -25,18 +31,17 @@ class Agenda(Generic[K]):
     def set(self, key: K, at: float | None) -> None:
         """`key` is due at `at`; None: never."""
         if at is None:
-            if self._at.pop(key, None) is not None:
-                self._clear_if_empty()
+            if self._at.pop(key, None) is not None and not self._at:
+                self._clear()
             return
         self._at[key] = at
-        if at < self._entered.get(key, float("inf")):
+        if at < self._entered.get(key, math.inf):
             self._push(key, at)
 
-    def _clear_if_empty(self) -> None:
-        """Which gives back the memory of however many there were."""
-        if not self._at:
-            for each in (self._at, self._entered, self._heap):
-                each.clear()
+    def _clear(self) -> None:
+        """Nothing is due, which gives back the memory of however many there were."""
+        for each in (self._at, self._entered, self._heap):
+            each.clear()
 
     def _push(self, key: K, at: float) -> None:
         if len(self._heap) > SLACK + 4 * len(self._at):
@@ -59,33 +64,37 @@ class Agenda(Generic[K]):
             due = self._at.get(key)
             if due == at:
                 return
-            heapq.heappop(self._heap)
-            if self._entered.get(key) == at:
+            if self._entered.get(key) != at:
+                heapq.heappop(self._heap)
+            elif due is None:
+                heapq.heappop(self._heap)
                 del self._entered[key]
-                if due is not None:
-                    self._push(key, due)
+            else:
+                self._entered[key] = due
+                self._order += 1
+                heapq.heapreplace(self._heap, (due, self._order, key))
 
     def earliest(self) -> float | None:
         if self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             self._settle_top()
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now: float) -> Iterable[K]:
+    def due(self, now: float) -> Sequence[K]:
         """Take out, in order, every key whose instant has come."""
         top = self._heap[0][0] if self._heap else math.inf  # none is earlier, whether this one still counts or not
         return () if top > now else self._taken_out(now)
 
-    def _taken_out(self, now: float) -> Iterator[K]:
-        while True:
-            self._settle_top()
-            if not self._heap or self._heap[0][0] > now:
-                return
-            at, _, key = heapq.heappop(self._heap)
+    def _taken_out(self, now: float) -> list[K]:
+        found: list[K] = []
+        while (at := self.earliest()) is not None and at <= now:
+            key = heapq.heappop(self._heap)[2]
             if self._entered.get(key) == at:
                 del self._entered[key]
             del self._at[key]
-            self._clear_if_empty()
-            yield key
+            found.append(key)
+        if not self._at:
+            self._clear()
+        return found
 
 
 class ReadyClock:
@@ -124,7 +133,7 @@ class ReadyClock:
 
     def instant(self, reading: float) -> float | None:
         """The first instant at which this clock shows `reading` or more; None while it stands still."""
-        if not self.running:
+        if self._since is not None:
             return None
         instant = reading + self._stood
         while self.at(instant) < reading:  # rounding: a wake-up at an instant too early by a bit would spin

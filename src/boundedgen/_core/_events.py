@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
+from typing import NamedTuple
 
-from attrs import field, frozen
+from attrs import frozen
 
 
 class Cause(enum.StrEnum):
@@ -158,14 +160,15 @@ class Progress:
     #: in a row, since an object for each would be most of what a step costs, and more work for the collector of cycles.
     singles: tuple[int, ...] = ()
 
+    def shown(self) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
+        """Stay, token ids and logprobs of all `outputs`, `singles` among them."""
+        alone = zip(self.singles[::2], zip(self.singles[1::2], strict=True), repeat(()), strict=False)
+        return chain(alone, self.outputs)
+
     @property
     def all_outputs(self) -> tuple[Output, ...]:
-        """`singles` among them."""
-        return (*(Output(stay, (token,)) for stay, token in self.pairs()), *self.outputs)
-
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """Of `singles`: stay and token id."""
-        return zip(self.singles[::2], self.singles[1::2], strict=True)
+        """`shown`, by name."""
+        return tuple([Output(*one) for one in self.shown()])
 
 
 @frozen
@@ -221,6 +224,7 @@ class Pulse:
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
+# Those that there are many of are named tuples, which are made in two thirds of the time.
 
 
 @frozen
@@ -253,8 +257,7 @@ class Claim:
     rank: tuple[float, float, float]  #: the lowest is the least urgent: priority, minus the deadline, minus its number
 
 
-@frozen
-class Admit:
+class Admit(NamedTuple):
     """Hand a sequence to the engine as `stay`. `deadline`: the child stops it then by itself."""
 
     incarnation: int
@@ -272,15 +275,13 @@ class Stop:
     stay: int
 
 
-@frozen
-class Emit:
+class Emit(NamedTuple):
     sequence: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
-@frozen
-class Settle:
+class Settle(NamedTuple):
     """Answer the caller. The last word on a sequence."""
 
     sequence: int
@@ -288,12 +289,11 @@ class Settle:
     detail: str = ""
     bound: str = ""  #: for DEADLINE: which one
     deadline: float = 0.0
-    results: tuple[SequenceResult, ...] = field(default=())
+    results: tuple[SequenceResult, ...] = ()
     held: bool = False  #: the engine still holds it; a Prove follows
 
 
-@frozen
-class Prove:
+class Prove(NamedTuple):
     """A stay is GONE: tell whoever waits for the reclamation of its sequence. `proof` "died": with its engine."""
 
     sequence: int

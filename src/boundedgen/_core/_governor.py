@@ -10,6 +10,7 @@ from collections.abc import Collection
 from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core import _events as ev
+from boundedgen._core._deadlines import earliest
 from boundedgen._core._idling import Idling
 from boundedgen._core._leases import Lease
 from boundedgen._core._life import Death
@@ -56,6 +57,7 @@ class Governor(Reporting):
         """Take a sequence: from here on it is settled exactly once."""
         sequence = Sequence(submission, self.clock.at(now), self.clock.stood(now))
         self.sequences[sequence.id] = sequence
+        self._census = None
         if submission.probe:
             self.probes += 1
         else:
@@ -72,7 +74,8 @@ class Governor(Reporting):
 
     def _accept(self, sequence: Sequence, now: float) -> None:
         """The one that it supersedes ends after it has its place, so that its class and its owner wait on."""
-        first = self.sequences.get(self.names.newest(sequence.submission) or 0)
+        newest = self.names.newest(sequence.submission)
+        first = None if newest is None else self.sequences.get(newest)
         self.names.add(sequence.submission)
         if first is not None:
             sequence.take_the_place_of(first)
@@ -223,7 +226,7 @@ class Governor(Reporting):
         instants = [self.clock.instant(r) for r in readings if r is not None]
         instants += [self._wall.earliest(), self.life.next(), self.watch.next(self._now)]
         instants += [self._recycle_at(), self._idling.next()]
-        self._expected = min((at for at in instants if at is not None), default=None)
+        self._expected = earliest(instants)
         return self._expected
 
     def poll(self) -> list[ev.Effect]:

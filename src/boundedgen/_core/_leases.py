@@ -75,16 +75,18 @@ class Leases:
 
     def overdue(self, reading: float) -> list[str]:
         """Those whose time has come, earliest first, without ending them."""
-        found = list(self._agenda.due(reading))
+        found = [*self._agenda.due(reading)]
         for lease in found:
             self._agenda.set(lease, self._live[lease].expires)
         return found
 
     def expired(self, reading: float) -> list[Lease]:
         """End those whose time has come, earliest first."""
-        found = [self._live.pop(lease) for lease in self._agenda.due(reading)]
-        if found:
-            self._clear_if_empty()
+        due = self._agenda.due(reading)
+        if not due:
+            return []
+        found = [self._live.pop(lease) for lease in due]
+        self._clear_if_empty()
         return found
 
     def grace(self, reading: float) -> None:

@@ -3,6 +3,7 @@
 from attrs import define
 
 from boundedgen._bounds import Limits
+from boundedgen._core._deadlines import earliest
 from boundedgen._core._events import Cause, EngineFacts
 from boundedgen._core._phases import EnginePhase, move
 
@@ -63,7 +64,7 @@ class Life:
 
     @property
     def over(self) -> bool:
-        return self.phase in (EnginePhase.FAILED, EnginePhase.CLOSED)
+        return self.phase is EnginePhase.FAILED or self.phase is EnginePhase.CLOSED
 
     def why(self) -> str:
         """Why the engine is not there: the latest cause, and how often in a row. Empty: nothing happened."""
@@ -121,12 +122,12 @@ class Life:
         """The instant from which on this engine is to be recycled, as far as is known; None: there is none."""
         if not self.up or self.closing or self.ready_at is None:
             return None
-        limits, found = self.limits, []
-        if limits.engine_age is not None:
-            found.append(self.ready_at + limits.engine_age)
+        limits = self.limits
+        old = None if limits.engine_age is None else self.ready_at + limits.engine_age
+        large = None
         if limits.engine_rss_bytes is not None and (self.rss_bytes or 0) >= limits.engine_rss_bytes:
-            found.append(self.ready_at + APART * (self.boot_s or 0.0))
-        return min(found, default=None)
+            large = self.ready_at + APART * (self.boot_s or 0.0)
+        return old if large is None else earliest((old, large))
 
     def worn(self, now: float) -> str:
         """Why it is to be recycled now, in words that stay the same as long as it is; empty: it is not."""
@@ -138,13 +139,12 @@ class Life:
         return f"recycling: larger than {(limits.engine_rss_bytes or 0) / 1e6:.0f} MB (Limits.engine_rss_bytes)"
 
     def reap_overdue_at(self) -> float | None:
-        return (
-            None if self.killed_at is None or self.phase is not EnginePhase.DYING else self.killed_at + self.limits.reap
-        )
+        if self.killed_at is None or self.phase is not EnginePhase.DYING:
+            return None
+        return self.killed_at + self.limits.reap
 
     def next(self) -> float | None:
         """The next instant at which something here is due; None in FAILED and CLOSED, which are final."""
         if self.over:
             return None
-        found = [self.reap_overdue_at(), self.respawn_at, self.drain_until]
-        return min((at for at in found if at is not None), default=None)
+        return earliest([self.reap_overdue_at(), self.respawn_at, self.drain_until])

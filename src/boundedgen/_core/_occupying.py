@@ -2,7 +2,7 @@
 
 from boundedgen._core import _events as ev
 from boundedgen._core._adapting import Adapting
-from boundedgen._core._phases import SequencePhase, StayPhase, move
+from boundedgen._core._phases import SequencePhase, StayPhase
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._errors import FinishReason as Why
@@ -16,10 +16,15 @@ class Occupying(Adapting):
             return
         if not self.ledger.probe_held and (probe := self.probe_queue.head()) is not None:
             self._admit(probe, (), now)
-        while (sequence := self.suspects.head() or self.queue.head()) is not None:
+        while line := self.suspects or self.queue:
+            if self.ledger.full() or self._shut():  # whoever is next
+                self.forecast.waits(now)
+                return
+            sequence = line.head()
+            assert sequence is not None
             expected = self._expected_of(sequence)
             needs = self._reservation(sequence, expected, capacity)
-            if self._shut() or not self.ledger.fits(needs):
+            if not self.ledger.fits(needs):
                 self.forecast.waits(now)
                 return
             if (why := self._hopeless(sequence, now)) is not None:
@@ -63,8 +68,9 @@ class Occupying(Adapting):
             incarnation,
             needs,
             now,
-            probe,
             sequence,
+            sequence.id,
+            probe=probe,
             before=before,
             expected=expected,
             first=sequence.admitted_at is None,
@@ -78,11 +84,12 @@ class Occupying(Adapting):
         sequence.stay = stay.id
         if sequence.suspect:
             self.trial = stay.id
-        move(sequence, SequencePhase.RUNNING)
+        self._move(sequence, SequencePhase.RUNNING)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
             self.tally.prompt_tokens += 0 if probe else sequence.submission.prompt_tokens
-        self._schedule(sequence)
+            if sequence.bounds.queued is not None:  # which is met
+                self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
         self.watch.holding(True, now)
         deadline, resumed, paused = sequence.total_at, sequence.resumed, sequence.paused
@@ -92,7 +99,7 @@ class Occupying(Adapting):
     def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:
         """The one exit of every stay."""
         forced = stay.phase is StayPhase.STOPPING and stay.stop_at is not None
-        move(stay, StayPhase.GONE)
+        self._move(stay, StayPhase.GONE)
         del self.stays[stay.id]
         self.watch.gone(stay.id)
         self._tried(stay)

@@ -57,11 +57,9 @@ class Pace:
 
     def budget(self, pulse: Pulse) -> float:
         """Seconds that the step of `pulse` may take. Never less than the limits say, nor more than they allow."""
-        slower = max(1.0, MARGIN * max(self.rates[: shape_of(pulse.scheduled) + 1]))
+        shape = shape_of(pulse.scheduled)
+        slower = max(1.0, MARGIN * max(self.rates[: shape + 1]))
         budget = slower * configured(self.limits, pulse.scheduled, pulse.attention)
-        return min(budget, self.limits.step_max) + self._allowance(pulse)
-
-    def _allowance(self, pulse: Pulse) -> float:
         first = self.limits.first_step if pulse.steps_begun <= FIRST_STEPS else 0.0
-        new = self.limits.new_shape if self._steps[shape_of(pulse.scheduled)] < NEW_STEPS else 0.0
-        return max(first, new)
+        new = self.limits.new_shape if self._steps[shape] < NEW_STEPS else 0.0
+        return min(budget, self.limits.step_max) + max(first, new)

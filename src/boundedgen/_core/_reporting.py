@@ -1,7 +1,10 @@
 """What a report of the engine changes."""
 
+from collections.abc import Iterable
+
 from boundedgen._core import _events as ev
-from boundedgen._core._phases import SequencePhase, StayPhase, move
+from boundedgen._core._admission import AHEAD
+from boundedgen._core._phases import SequencePhase, StayPhase
 from boundedgen._core._recycling import Recycling
 from boundedgen._core._sequences import Sequence
 from boundedgen._errors import FinishReason as Why
@@ -22,8 +25,7 @@ class Reporting(Recycling):
         self.watch.reported(report, now)
         for id_ in report.taken:
             self._taken(id_)
-        for output in report.all_outputs:
-            self._output(output, now)
+        self._shown(report.shown(), now)
         for finish in report.finished:
             self._finished(finish, now)
         for id_ in report.stopping:
@@ -43,25 +45,27 @@ class Reporting(Recycling):
             stay.taken = True
             self.watch.taken("admit", id_)
 
-    def _output(self, output: ev.Output, now: float) -> None:
-        stay = self.stays.get(output.stay)
-        sequence = None if stay is None else self.sequences.get(stay.sequence)
-        if stay is None or sequence is None or sequence.stay != stay.id or stay.phase is not StayPhase.ADMITTED:
-            self.tally.late_tokens += len(output.token_ids)
-            return
-        sequence.tokens += len(output.token_ids)
-        stay.heard(len(output.token_ids), now)
-        sequence.suspect, sequence.fruitless = False, 0
-        self._tried(stay)
-        self._outgrown(sequence, stay)
-        self.tally.tokens += 0 if stay.probe else len(output.token_ids)
-        self.life.served(now, self._forget_after)
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-        sequence.reading = self.clock.at(now)
-        if sequence.bounds.first_token is not None or sequence.bounds.next_token is not None:
-            self._schedule(sequence)
-        self._effects.append(ev.Emit(sequence.id, output.token_ids, output.logprobs))
+    def _shown(self, outputs: Iterable[tuple[int, tuple[int, ...], tuple[float, ...]]], now: float) -> None:
+        """What all of them have generated: one a running sequence, so that here each line counts."""
+        reading = self.clock.at(now)
+        for id_, token_ids, logprobs in outputs:
+            stay = self.stays.get(id_)
+            if stay is None or stay.phase is not StayPhase.ADMITTED:  # that of a settled one is not
+                self.tally.late_tokens += len(token_ids)
+                continue
+            sequence = stay.occupant
+            stay.heard(len(token_ids), now, reading)
+            if self.trial is not None:
+                self._tried(stay)
+            if stay.expected < sequence.tokens + AHEAD:
+                self._outgrown(sequence, stay)
+            if not stay.probe:
+                self.tally.tokens += len(token_ids)
+            if self.life.failures:
+                self.life.served(now, self._forget_after)
+            if sequence.bounds.first_token is not None or sequence.bounds.next_token is not None:
+                self._ready.set(sequence.id, sequence.ready_at())
+            self._effects.append(ev.Emit(sequence.id, token_ids, logprobs))
 
     def _finished(self, finish: ev.Finish, now: float) -> None:
         """The engine ended it by itself, and holds it until the release that follows."""
@@ -73,12 +77,11 @@ class Reporting(Recycling):
         if stay.phase is not StayPhase.ADMITTED:
             return
         sequence = self.sequences[stay.sequence]
-        move(stay, StayPhase.STOPPING)
+        self._move(stay, StayPhase.STOPPING)
         stay.longest = max((len(r.token_ids) for r in finish.results), default=None)
         tokens = sequence.tokens + sum(len(r.token_ids) for r in finish.results)
         if tokens > sequence.tokens:
             self.tally.tokens += tokens - sequence.tokens
-            stay.tokens += tokens - sequence.tokens
             sequence.tokens = tokens
             self.life.served(now, self._forget_after)
         if finish.why == "ignored":
@@ -94,7 +97,7 @@ class Reporting(Recycling):
         if sequence.tokens or sequence.lost >= CACHE_TRIES:
             self._settle(sequence, Why.CACHE_EXHAUSTED, now, "the engine ran out of cache blocks")
         else:
-            move(sequence, SequencePhase.WAITING)  # in its old place, once its old stay is GONE
+            self._move(sequence, SequencePhase.WAITING)  # in its old place, once its old stay is GONE
             self.tally.requeued += 1
 
     def _stop_taken(self, id_: int, steps: int, now: float) -> None:
@@ -105,7 +108,7 @@ class Reporting(Recycling):
         self.watch.taken("stop", id_)
         self.watch.reclaiming(id_, steps, now)
         if stay.phase is StayPhase.ADMITTED:
-            move(stay, StayPhase.STOPPING)
+            self._move(stay, StayPhase.STOPPING)
             stay.stop_at = now
 
     def _refused(self, refusal: ev.Refusal, now: float) -> None:

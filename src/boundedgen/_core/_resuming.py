@@ -6,7 +6,7 @@ loss names the culprit. A second strike is quarantine.
 
 from boundedgen._core._life import Death
 from boundedgen._core._occupying import Occupying
-from boundedgen._core._phases import SequencePhase, move
+from boundedgen._core._phases import SequencePhase
 from boundedgen._core._sequences import Resume, Sequence
 from boundedgen._core._stays import Stay
 from boundedgen._errors import FinishReason as Why
@@ -56,7 +56,7 @@ class Resuming(Occupying):
         else:
             sequence.resumed += 1
             self.tally.resumed += 1
-            move(sequence, SequencePhase.WAITING)  # in its old place, once an engine is ready
+            self._move(sequence, SequencePhase.WAITING)  # in its old place, once an engine is ready
 
     def _can_go_on(self, sequence: Sequence) -> bool:
         """It may, and there is something left to generate, from a prompt that the engine can take."""

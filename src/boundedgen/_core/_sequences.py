@@ -2,6 +2,7 @@
 
 import enum
 import math
+from typing import NamedTuple
 
 from attrs import define, field, frozen
 
@@ -44,6 +45,7 @@ class Sequence:
     submission: Submission
     reading: float  #: of the ready clock, at submission or at the last visible token
     stood: float = 0.0  #: seconds for which that clock had stood still at submission
+    id: int = field(init=False)
     bounds: Bounds = field(init=False)  #: tightened ones; `first_token` and `next_token` count from `reading`
     phase: SequencePhase = SequencePhase.WAITING
     stay: int | None = None  #: its stay that is not GONE; a SETTLED sequence can have one that is STOPPING
@@ -63,16 +65,14 @@ class Sequence:
     elder: int = field(init=False)  #: the id of that one
 
     def __attrs_post_init__(self) -> None:
-        self.bounds, self.cleared = self.submission.bounds, self.submission.cleared
-        self.since, self.elder = self.submission.submitted_at, self.submission.id
+        submission = self.submission
+        self.bounds, self.cleared = submission.bounds, submission.cleared
+        self.id = self.elder = submission.id
+        self.since = submission.submitted_at
 
     def take_the_place_of(self, other: "Sequence") -> None:
         """In the order of those that wait. Its deadlines are its own."""
         self.since, self.elder = other.since, other.elder
-
-    @property
-    def id(self) -> int:
-        return self.submission.id
 
     @property
     def total_at(self) -> float:
@@ -80,24 +80,37 @@ class Sequence:
         total = self.bounds.total
         return float("inf") if total is None else self.submission.submitted_at + total
 
-    def wall_deadline(self) -> Deadline | None:
+    def wall_at(self) -> float | None:
         """The earlier of `total` and, until it was first admitted, `queued`. Monotonic."""
-        found = [] if self.bounds.total is None else [Deadline(self.total_at, "total")]
+        bound = self.bounds.total
         if self.bounds.queued is not None and self.admitted_at is None:
-            found.append(Deadline(self.submission.submitted_at + self.bounds.queued, "queued"))
-        return min(found, key=lambda d: d.at, default=None)
+            bound = self.bounds.queued if bound is None else min(bound, self.bounds.queued)
+        return None if bound is None else self.submission.submitted_at + bound
 
-    def ready_deadline(self) -> Deadline | None:
-        """`first_token` until there is one, then `next_token`; `at` is a reading of the ready clock.
+    def wall_deadline(self) -> Deadline | None:
+        """The same with its name: `total`, if both are one."""
+        at = self.wall_at()
+        return None if at is None else Deadline(at, "queued" if at < self.total_at else "total")
+
+    def ready_at(self) -> float | None:
+        """`first_token` until there is one, then `next_token`: a reading of the ready clock.
 
         A `next_token` of zero or less ends it at once.
         """
-        first, gap = self.bounds.first_token, self.bounds.next_token
-        fresh = self.first_token_at is None
-        found = [Deadline(self.reading + first, "first_token")] if fresh and first is not None else []
-        if gap is not None and (gap <= 0 or not fresh):
-            found.append(Deadline(self.reading + gap, "next_token"))
-        return min(found, key=lambda d: d.at, default=None)
+        bound, gap = self.bounds.first_token, self.bounds.next_token
+        if self.first_token_at is not None:
+            bound = gap
+        elif gap is not None and gap <= 0:
+            bound = gap if bound is None else min(bound, gap)
+        return None if bound is None else self.reading + bound
+
+    def ready_deadline(self) -> Deadline | None:
+        """The same with its name: `first_token`, if both are one."""
+        at, first = self.ready_at(), self.bounds.first_token
+        if at is None:
+            return None
+        in_time = self.first_token_at is None and first is not None and at == self.reading + first
+        return Deadline(at, "first_token" if in_time else "next_token")
 
     def shrink(self, bounds: Bounds, at: float, reading: float) -> None:
         """`total` counts from submission, the rest from `at`; a bound only shrinks."""
@@ -116,8 +129,7 @@ class Sequence:
         self.bounds = self.bounds.tightest(Bounds(total=bounds.total, queued=queued, first_token=first, next_token=gap))
 
 
-@frozen
-class Ended:
+class Ended(NamedTuple):
     """A row kept of a settled sequence."""
 
     id: int

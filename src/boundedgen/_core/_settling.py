@@ -9,7 +9,7 @@ from boundedgen._core._admission import Capacity
 from boundedgen._core._books import Books
 from boundedgen._core._leases import Lease
 from boundedgen._core._order import Order
-from boundedgen._core._phases import SequencePhase, move
+from boundedgen._core._phases import SequencePhase
 from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._errors import FinishReason as Why
 
@@ -70,7 +70,7 @@ class Settling(Books):
         results: tuple[ev.SequenceResult, ...] = (),
     ) -> None:
         """The one exit of every sequence: answer the caller, forget its timers, stop what it still has inside."""
-        move(sequence, SequencePhase.SETTLED)
+        self._move(sequence, SequencePhase.SETTLED)
         del self.sequences[sequence.id]
         if not self.sequences:
             self.sequences.clear()  # which gives its memory back
@@ -79,23 +79,23 @@ class Settling(Books):
         self._wall.set(sequence.id, None)
         self._ready.set(sequence.id, None)
         self._leave_lease(sequence)
-        held = sequence.stay is not None
-        self._count_end(sequence, why, bound)
-        self._effects.append(ev.Settle(sequence.id, why.value, detail, bound, at, results, held))
+        held, reason = sequence.stay is not None, why.value
+        self._count_end(sequence, reason, bound)
+        self._effects.append(ev.Settle(sequence.id, reason, detail, bound, at, results, held))
         if sequence.stay is not None:
             self._stop(self.stays[sequence.stay], now)
 
-    def _count_end(self, sequence: Sequence, why: Why, bound: str) -> None:
+    def _count_end(self, sequence: Sequence, reason: str, bound: str) -> None:
         submission = sequence.submission
         if submission.probe:
             self.probes -= 1
             return
-        self.tally.finished[why.value] += 1
+        self.tally.finished[reason] += 1
         if sequence.tokens and submission.sequences == 1:
-            self.forecast.lengths.add(sequence.tokens, ended=why is Why.STOP)
+            self.forecast.lengths.add(sequence.tokens, ended=reason == Why.STOP)
         if bound:
             self.tally.deadlines[bound] += 1
-        self.ended.append(Ended(sequence.id, submission.label, submission.owner, why.value, bound, sequence.tokens))
+        self.ended.append(Ended(sequence.id, submission.label, submission.owner, reason, bound, sequence.tokens))
 
     def _leave_lease(self, sequence: Sequence) -> None:
         row = None if sequence.lease is None else self.leases.get(sequence.lease)
@@ -119,15 +119,15 @@ class Settling(Books):
 
         Standing still, the ready clock can still show that one is over: a bound of zero or less ends at once.
         """
-        for due in list(self._wall.due(now)):
+        for due in self._wall.due(now):
             self._expire(self.sequences[due], now)
-        for due in list(self._ready.due(self.clock.at(now))):
+        for due in self._ready.due(self.clock.at(now)):
             if due in self.sequences:
                 self._expire(self.sequences[due], now)
 
     def _expire_before(self, instant: float, now: float) -> None:
         """What a step brings that ended after a sequence's deadline comes too late, however late we hear of both."""
-        for due in list(self._wall.due(math.nextafter(min(instant, now), -math.inf))):
+        for due in self._wall.due(math.nextafter(min(instant, now), -math.inf)):
             self._expire(self.sequences[due], now)
 
     def _lose(self, sequence: Sequence, now: float, detail: str) -> None:
@@ -139,11 +139,12 @@ class Settling(Books):
             self._settle(sequence, Why.ENGINE_LOST, now, detail)
 
     def _expire(self, sequence: Sequence, now: float) -> None:
-        wall, ready = sequence.wall_deadline(), sequence.ready_deadline()
-        found = [] if wall is None else [wall]
+        deadline, ready = sequence.wall_deadline(), sequence.ready_deadline()
         if ready is not None:  # while it is not due it is later than now, and so not the earliest
-            found.append(evolve(ready, at=now - (self.clock.at(now) - ready.at)))
-        deadline = min(found, key=lambda d: d.at)
+            at = now - (self.clock.at(now) - ready.at)
+            if deadline is None or at < deadline.at:
+                deadline = evolve(ready, at=at)
+        assert deadline is not None
         self._settle(sequence, Why.DEADLINE, now, self._meanwhile(sequence, now), bound=deadline.bound, at=deadline.at)
 
     def _meanwhile(self, sequence: Sequence, now: float) -> str:

@@ -15,11 +15,11 @@ class Stay:
     incarnation: int
     needs: tuple[int, ...]  #: reserved blocks by pool; empty for the probe, which has its own
     admitted_at: float
+    occupant: Sequence  #: also once that is settled
+    sequence: int
     probe: bool = False
-    occupant: Sequence | None = None  #: also once that is settled
     phase: StayPhase = StayPhase.ADMITTED
     before: int = 0  #: tokens that earlier stays had generated; here they are part of the prompt
-    tokens: int = 0  #: generated in it
     expected: int = 0  #: tokens, those before included, that `needs` is for
     first: bool = False  #: its sequence had never been inside
     entered: int = 0  #: steps of its engine that had ended when it was admitted
@@ -29,11 +29,22 @@ class Stay:
     taken: bool = False  #: the engine has acknowledged the admission
     stop_at: float | None = None  #: when it began to be STOPPING
 
-    def heard(self, tokens: int, now: float) -> None:
-        """It has generated some, one step after the other."""
-        self.tokens += tokens
-        self.first_at = now if self.first_at is None else self.first_at
+    @property
+    def tokens(self) -> int:
+        """Generated in it."""
+        return self.occupant.tokens - self.before
+
+    def heard(self, tokens: int, now: float, reading: float) -> None:
+        """It has generated some, one step after the other. They are visible: its occupant is above suspicion."""
+        occupant = self.occupant
         self.last_at = now
+        occupant.tokens += tokens
+        occupant.reading = reading
+        occupant.suspect, occupant.fruitless = False, 0
+        if self.first_at is None:
+            self.first_at = now
+            if occupant.first_token_at is None:
+                occupant.first_token_at = now
 
     def computed(self, steps: int) -> int:
         """Tokens, as well as it is known, `steps` of its engine having ended. Several sequences, beams among them, show
@@ -43,7 +54,3 @@ class Stay:
             return self.tokens
         each = max(0, steps - self.entered) if self.longest is None else self.longest
         return sequences * min(most, each)
-
-    @property
-    def sequence(self) -> int:
-        return self.submission.id

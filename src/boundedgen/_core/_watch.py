@@ -6,6 +6,7 @@ never find a hang otherwise.
 """
 
 from collections.abc import Collection, Iterator
+from operator import itemgetter
 
 from attrs import Factory, define, field
 
@@ -62,6 +63,8 @@ class _Standstills:
 
     def since(self, at: float) -> float:
         """`at`, moved by all the time in which the driver stood still after it."""
+        if not self._spans:
+            return at
         return at + sum([ended - max(at, began) for began, ended in self._spans if ended > at])
 
 
@@ -109,7 +112,7 @@ class Watch:
         begun_at = self.pulse.begun_at if self.pulse.in_step else None
         known = [self.boot_at, self._cut_at, self.progress_at, begun_at, *(one.at for one in commands)]
         self._stood.add(since, now, min((at for at in known if at is not None), default=now))
-        outside, earlier = self._outside(now), _outside(self._earlier, since)
+        outside, earlier = _outside(self.pulse, now), _outside(self._earlier, since)
         self._stood_outside.add(earlier, outside, min((one.outside for one in commands), default=outside))
         self._woke_at = now
 
@@ -120,7 +123,7 @@ class Watch:
             order.steps = pulse.steps_begun if order.steps is None else order.steps
 
     def ordered(self, what: str, stay: int, now: float) -> None:
-        self._orders[what, stay] = _Order(now, self._outside(now))
+        self._orders[what, stay] = _Order(now, _outside(self.pulse, now))
 
     def under_way(self, commands: Collection[tuple[str, int]], now: float) -> None:
         """They did not fit into the pipe at once, and it takes them bit by bit: each bit is a beginning."""
@@ -137,7 +140,7 @@ class Watch:
 
     def reclaiming(self, stay: int, steps: int, now: float) -> None:
         """The engine took the stop after `steps` steps had ended, or ended the stay itself in the step before."""
-        self._reclaims.setdefault(stay, _Reclaim(now, self._outside(now), steps))
+        self._reclaims.setdefault(stay, _Reclaim(now, _outside(self.pulse, now), steps))
 
     def gone(self, stay: int) -> None:
         self._reclaims.pop(stay, None)
@@ -162,76 +165,72 @@ class Watch:
 
     # --- what is overdue -----------------------------------------------------------------------------------------
 
-    def _outside(self, now: float) -> float:
-        return _outside(self.pulse, now)
-
     def step_budget(self) -> float:
         """Seconds that the step in flight may take."""
         return self.pace.budget(self.pulse)
 
-    def _since(self, at: float) -> float:
-        return self._stood.since(at)
-
-    def _since_outside(self, reading: float, now: float) -> float:
-        """The instant at which, with the engine outside of steps from now on, the clock began at `reading`."""
-        return now - (self._outside(now) - self._stood_outside.since(reading))
-
-    def _dues(self, now: float) -> Iterator[_Due]:
+    def _dues(self, now: float) -> list[_Due]:
         """Every instant at which something becomes overdue if nothing changes until then."""
-        limits, pulse = self.limits, self.pulse
+        limits, pulse, since = self.limits, self.pulse, self._stood.since
+        found: list[_Due] = []
         if self.boot_at is not None:
-            yield self._since(self.boot_at) + limits.boot, Cause.BOOT, "not ready within {:g} s", (limits.boot,)
+            at = since(self.boot_at) + limits.boot
+            found.append((at, Cause.BOOT, "not ready within {:g} s", (limits.boot,)))
         if self._cut_at is not None:
-            yield self._since(self._cut_at) + PARTING, Cause.WIRE, "it lives, and its reports have ended", ()
+            at = since(self._cut_at) + PARTING
+            found.append((at, Cause.WIRE, "it lives, and its reports have ended", ()))
         if not self._ready:
-            return
+            return found
+        commands = self._orders or self._reclaims
         if pulse.in_step:
             budget = self.step_budget()
             step = (pulse.steps_begun, pulse.scheduled, budget)
-            yield self._since(pulse.begun_at) + budget, Cause.STEP, _NO_RETURN, step
+            found.append((since(pulse.begun_at) + budget, Cause.STEP, _NO_RETURN, step))
         else:
-            yield from self._outside_dues(now)
-        yield from self._stepping_dues(now)
+            found += self._outside_dues(now) if commands else ()
+            if self.progress_at is not None:
+                # The report of a step that just ended may still be on its way: the step itself counts as progress here.
+                at = since(max(self.progress_at, pulse.ended_at)) + limits.progress
+                found.append((at, Cause.PROGRESS, "no step for {:g} s with work in the engine", (limits.progress,)))
+        found += self._stepping_dues() if commands else ()
+        if self.progress_at is not None and self.reported_end - since(self.progress_at) > limits.progress:
+            at = since(self.progress_at) + limits.progress
+            found.append((at, Cause.PROGRESS, _NO_PROGRESS, (limits.progress,)))
+        return found
 
     def _outside_dues(self, now: float) -> Iterator[_Due]:
-        """Overdue by time outside of steps: the engine is between steps, or does not step at all."""
-        limits = self.limits
+        """Of commands, by time outside of steps: the engine is between steps, or does not step at all."""
+        limits, outside, since = self.limits, _outside(self.pulse, now), self._stood_outside.since
         for (what, stay), order in self._orders.items():
-            at = self._since_outside(order.outside, now) + limits.ack
+            at = now - (outside - since(order.outside)) + limits.ack  # with the engine outside of steps from now on
             yield at, Cause.ACK, "{} of stay {} not taken within {:g} s outside of steps", (what, stay, limits.ack)
         for stay, reclaim in self._reclaims.items():
-            at = self._since_outside(reclaim.outside, now) + limits.reclaim
+            at = now - (outside - since(reclaim.outside)) + limits.reclaim
             yield at, Cause.RECLAIM, "stay {} not released within {:g} s outside of steps", (stay, limits.reclaim)
-        if self.progress_at is not None:
-            # The report of a step that just ended may still be on its way, so the step itself counts as progress here.
-            at = self._since(max(self.progress_at, self.pulse.ended_at)) + limits.progress
-            yield at, Cause.PROGRESS, "no step for {:g} s with work in the engine", (limits.progress,)
 
-    def _stepping_dues(self, now: float) -> Iterator[_Due]:
-        """Overdue by steps that returned. The step in flight is judged by its own budget only."""
-        limits = self.limits
+    def _stepping_dues(self) -> Iterator[_Due]:
+        """Of commands, by steps that returned. The step in flight is judged by its own budget only."""
+        limits, since = self.limits, self._stood.since
         for (what, stay), order in self._orders.items():
             if order.steps is not None and self.steps - order.steps >= ACK_STEPS:
-                at = self._since(order.at) + limits.ack
+                at = since(order.at) + limits.ack
                 yield at, Cause.ACK, "{} of stay {} not taken in {} steps", (what, stay, ACK_STEPS)
         for stay, reclaim in self._reclaims.items():
             if self.steps - reclaim.steps >= limits.reclaim_steps:
-                at = self._since(reclaim.at)
+                at = since(reclaim.at)
                 yield at, Cause.RECLAIM, "stay {} not released in {} steps", (stay, limits.reclaim_steps)
-        if self.progress_at is not None and self.reported_end - self._since(self.progress_at) > limits.progress:
-            yield self._since(self.progress_at) + limits.progress, Cause.PROGRESS, _NO_PROGRESS, (limits.progress,)
 
     def verdict(self, now: float) -> tuple[Cause, str] | None:
         """What is overdue, the earliest first; None: all is well."""
-        overdue = [due for due in self._dues(now) if due[0] <= now]
-        if not overdue:
+        dues = self._dues(now)
+        if not dues:
             return None
-        _, cause, detail, values = min(overdue, key=lambda due: due[0])
-        return cause, detail.format(*values)
+        at, cause, detail, values = min(dues, key=itemgetter(0))
+        return (cause, detail.format(*values)) if at <= now else None
 
     def next(self, now: float) -> float | None:
         """When to look again; at most LOOK seconds ahead while there is work."""
-        earliest = min([due[0] for due in self._dues(now)], default=None)
-        if earliest is None:
+        dues = self._dues(now)
+        if not dues:
             return None
-        return max(now, min(earliest, now + LOOK))
+        return max(now, min(min(dues, key=itemgetter(0))[0], now + LOOK))
