@@ -3,6 +3,7 @@
 They are read while they are written, without a lock: every reading is one look at one list or dictionary.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 
 GROWTH = 1.25  #: from one bucket of rounds to the next
@@ -18,6 +19,7 @@ def _edges(most: int) -> tuple[int, ...]:
 
 
 EDGES = _edges(1 << 30)  #: rounds; upper edges of the buckets
+ROUNDS = EDGES[:-1]  #: the last bucket has all that is later
 
 
 class Depths:
@@ -28,21 +30,17 @@ class Depths:
 
     def add(self, place: int, weight: float) -> None:
         """One more of an owner, behind `place` of its own."""
-        self._counts[_bucket(place / weight)] += 1
+        self._counts[bisect_left(ROUNDS, place / weight)] += 1
 
     def drop(self, place: int, weight: float) -> None:
         """One less of an owner, of which `place` are left."""
-        self._counts[_bucket(place / weight)] -= 1
+        self._counts[bisect_left(ROUNDS, place / weight)] -= 1
 
     def of_others(self, round_: float, mine: int, weight: float) -> int:
         """Those at rounds up to this one, as far as buckets are full, without the first `mine` of one owner."""
         full = bisect_right(EDGES, round_)
         own = min(mine, int(EDGES[full - 1] * weight) + 1)
         return max(0, sum(self._counts[:full]) - own)
-
-
-def _bucket(round_: float) -> int:
-    return min(bisect_left(EDGES, round_), len(EDGES) - 1)
 
 
 class Dues:
@@ -55,20 +53,18 @@ class Dues:
 
     def move(self, before: float | None, after: float | None) -> None:
         """One is due at another instant; None: it does not wait."""
+        counts = self._counts
         if before is not None:
             self._all -= 1
-            self._count(_second(before), -1)
+            second = _second(before)
+            counts[second] -= 1
+            if not counts[second]:
+                del counts[second]
         if after is not None:
             self._latest = max(self._latest, after) if self._all else after
             self._all += 1
-            self._count(_second(after), 1)
-
-    def _count(self, second: int, more: int) -> None:
-        count = self._counts.get(second, 0) + more
-        if count:
-            self._counts[second] = count
-        else:
-            del self._counts[second]
+            second = _second(after)
+            counts[second] = counts.get(second, 0) + 1
 
     def until(self, due: float) -> int:
         """Of those due up to an instant: all of them, or without those of the second that is under way."""
@@ -87,8 +83,10 @@ class Cost:
     def admitted(self) -> None:
         self._tokens, self._turns = KEEP * self._tokens, KEEP * self._turns + 1.0
 
-    def charge(self, tokens: int) -> None:
+    def charge(self, tokens: int) -> float | None:
+        """What each costs with these, as `each`."""
         self._tokens += tokens
+        return self._tokens / self._turns if self._turns > 1.0 else None
 
     def each(self) -> float | None:
         """None: too little is known."""
@@ -114,4 +112,4 @@ class Costs:
 
 
 def _second(at: float) -> int:
-    return int(max(-FAR, min(FAR, at)))
+    return int(at if -FAR < at < FAR else math.copysign(FAR, at))

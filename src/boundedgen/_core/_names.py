@@ -20,7 +20,7 @@ class Names:
 
     def remove(self, submission: Submission) -> None:
         """If it is in."""
-        same = self._held.get(_name(submission))
+        same = self._held.get(_name(submission)) if submission.label else None
         if same is not None:
             same.pop(submission.id, None)
             if not same:

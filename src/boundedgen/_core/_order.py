@@ -53,11 +53,15 @@ class Ranking(Generic[K]):
             return
         self._rank[key] = rank, tie
         heapq.heappush(self._heap, (rank, tie, key))
-        self._trim()
-
-    def drop(self, key: K) -> None:
-        if self._rank.pop(key, None) is not None:
+        if len(self._heap) > SLACK + 2 * len(self._rank):
             self._trim()
+
+    def drop(self, key: K) -> float:
+        """The rank that it had."""
+        rank, _ = self._rank.pop(key)
+        if len(self._heap) > SLACK + 2 * len(self._rank):
+            self._trim()
+        return rank
 
     def first(self) -> K | None:
         while self._heap and self._rank.get(self._heap[0][2]) != self._heap[0][:2]:
@@ -65,9 +69,8 @@ class Ranking(Generic[K]):
         return self._heap[0][2] if self._heap else None
 
     def _trim(self) -> None:
-        if len(self._heap) > SLACK + 2 * len(self._rank):
-            self._heap = [(*rank, key) for key, rank in self._rank.items()]
-            heapq.heapify(self._heap)
+        self._heap = [(*rank, key) for key, rank in self._rank.items()]
+        heapq.heapify(self._heap)
 
 
 @define(eq=False)
@@ -84,15 +87,6 @@ class _Share:
 
     def __attrs_post_init__(self) -> None:
         self.parts = round(self.weight * PART)
-
-    def put(self, sequence: int, due: float, tie: int) -> None:
-        """It waits; one that waits already, until another instant."""
-        self.dues.move(self.waiting.rank(sequence), due)
-        self.waiting.set(sequence, due, tie)
-
-    def drop(self, sequence: int) -> None:
-        self.dues.move(self.waiting.rank(sequence), None)
-        self.waiting.drop(sequence)
 
 
 class _Class:
@@ -112,30 +106,30 @@ class _Class:
         self._costs = Costs()
         self.since = 0.0  #: of its last admission, or when it began to wait
 
-    def __len__(self) -> int:
-        return len(self._owners)
-
     def add(self, owner: str, sequence: int, due: float, tie: int) -> None:
+        """It waits; one that waits already, until another instant."""
         share = self._share(owner)
-        if not share.waiting:
+        before, others = share.waiting.rank(sequence), len(share.waiting)
+        if not others:
             share.had = max(share.had, self._time)
             self._parts += share.parts
             self._owners.set(owner, share.had, share.tie)
-        if sequence not in share.waiting:
+        if before is None:
             self.waiting += 1
-            self._depths.add(len(share.waiting), share.weight)
-            self._deep += len(share.waiting) == 1
-        share.put(sequence, due, tie)
+            self._depths.add(others, share.weight)
+            self._deep += others == 1
+        share.dues.move(before, due)
+        share.waiting.set(sequence, due, tie)
 
     def drop(self, owner: str, sequence: int) -> None:
-        share = self._shares.get(owner)
-        if share is None or sequence not in share.waiting:
-            return
-        share.drop(sequence)
+        """It waits no more."""
+        share = self._shares[owner]
+        share.dues.move(share.waiting.drop(sequence), None)
+        others = len(share.waiting)
         self.waiting -= 1
-        self._depths.drop(len(share.waiting), share.weight)
-        self._deep -= len(share.waiting) == 1
-        if not share.waiting:
+        self._depths.drop(others, share.weight)
+        self._deep -= others == 1
+        if not others:
             self._parts -= share.parts
             self._owners.drop(owner)
             self._forget()
@@ -156,18 +150,27 @@ class _Class:
         others = self._depths.of_others(mine * pace / weight, waiting, weight)
         return mine + max(0, others - (self._deep - (waiting > 1)) // 2)
 
-    def admitted(self, owner: str) -> None:
-        self._share(owner).cost.admitted()
+    def admitted(self, owner: str, tokens: int) -> None:
+        """The first, which has so many tokens of prompt."""
+        share = self._shares[owner]
+        share.cost.admitted()
+        self._pass(share, tokens)
+        self._charge(owner, share, tokens)
 
     def charge(self, owner: str, tokens: int) -> None:
-        """So many were computed for it. Time passes for all who wait, by their weight together."""
+        """So many were computed for it."""
         first = self._owners.first()
         if first is not None:
-            self._time = max(self._time, self._shares[first].had) + tokens * TOKEN // self._parts
-        share = self._share(owner)
+            self._pass(self._shares[first], tokens)
+        self._charge(owner, self._share(owner), tokens)
+
+    def _pass(self, first: _Share, tokens: int) -> None:
+        """Time passes for all who wait, by their weight together. `first`: of them."""
+        self._time = max(self._time, first.had) + tokens * TOKEN // self._parts
+
+    def _charge(self, owner: str, share: _Share, tokens: int) -> None:
         share.had += tokens * TOKEN // share.parts
-        share.cost.charge(tokens)
-        self._costs.charge(tokens, share.cost.each())
+        self._costs.charge(tokens, share.cost.charge(tokens))
         if share.waiting:
             self._owners.set(owner, share.had, share.tie)
 
@@ -213,15 +216,15 @@ class Order:
         group = self._classes.get(priority)
         if group is None:
             group = self._classes[priority] = _Class(self._weights)
-        if not group:
+        if not group.waiting:
             self._rank(priority, now)
         self._waiting[sequence.id] = sequence
         group.add(sequence.submission.owner, sequence.id, self._due(sequence), sequence.elder)
 
     def _due(self, sequence: Sequence) -> float:
-        wall = sequence.wall_deadline()
+        wall = sequence.wall_at()
         aged = sequence.since + self._ageing
-        return aged if wall is None else min(wall.at, aged)
+        return aged if wall is None else min(wall, aged)
 
     def _rank(self, priority: int, since: float) -> None:
         self._classes[priority].since = since
@@ -240,7 +243,7 @@ class Order:
         priority = gone.submission.priority
         group = self._classes[priority]
         group.drop(gone.submission.owner, sequence)
-        if not group:  # nobody competes for anything: what each of them had does not matter any more
+        if not group.waiting:  # nobody competes for anything: what each of them had does not matter any more
             self._ranks.drop(priority)
             del self._classes[priority]
 
@@ -261,9 +264,10 @@ class Order:
 
     def head(self) -> Sequence | None:
         """Who is next; it stays in until it is removed."""
-        priority = self._ranks.first()
-        if priority is None:
+        if not self._waiting:
             return None
+        priority = self._ranks.first()
+        assert priority is not None
         first = self._classes[priority].first()
         assert first is not None
         return self._waiting[first]
@@ -272,8 +276,7 @@ class Order:
         """The head goes in. Its prompt is charged now, what it generates once that is known (`used`)."""
         submission = sequence.submission
         group = self._classes[submission.priority]
-        group.admitted(submission.owner)
-        group.charge(submission.owner, submission.prompt_tokens)
+        group.admitted(submission.owner, submission.prompt_tokens)
         self._rank(submission.priority, now)
         self.remove(sequence.id)
 

@@ -21,19 +21,23 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class SequencePhase(enum.Enum):
+class _Phase(enum.Enum):
+    __hash__ = object.__hash__  # there is one of each; Enum's own hashes the name, anew each time
+
+
+class SequencePhase(_Phase):
     WAITING = "waiting"
     RUNNING = "running"
     SETTLED = "settled"
 
 
-class StayPhase(enum.Enum):
+class StayPhase(_Phase):
     ADMITTED = "admitted"
     STOPPING = "stopping"
     GONE = "gone"
 
 
-class EnginePhase(enum.Enum):
+class EnginePhase(_Phase):
     STARTING = "starting"
     UP = "up"
     DYING = "dying"
