@@ -1,4 +1,5 @@
-"""100,000 that wait, each with a deadline and a lease: what one costs the whole core, and what stays of them."""
+"""100,000 that wait, each with a deadline and a lease: what one costs the whole core, and what stays of them; and what
+a step costs it. Times depend on the machine, calls of functions do not."""
 
 import gc
 import random
@@ -7,6 +8,8 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterable
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from core.governed import Governed, facts
@@ -14,6 +17,7 @@ from core.governed import Governed, facts
 from boundedgen import Bounds, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
+from boundedgen._core._recording import Recorded
 from boundedgen._core._sequences import Submission
 
 MANY = 100_000
@@ -134,3 +138,85 @@ def test_100_000_with_deadlines_and_leases_cost_the_core_what_one_does_and_leave
     print(", ".join(f"{name} {us:.1f} us" for name, us in found.items()))
     assert footprint(crowd.governor) < before + (1 << 14)
     assert max(found.values()) < MARGIN * MOST_US
+
+
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
+def calls(act: Callable[[], object]) -> int:
+    """Of Python functions."""
+    found = 0
+
+    def count(frame: FrameType, event: str, given: object) -> None:
+        nonlocal found
+        found += event == "call"
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return found - 1
+
+
+def test_one_of_a_crowd_that_waits_costs_few_calls() -> None:
+    """Medians: now and then a heap is made anew."""
+    crowd = Crowd()
+    crowd.submit(crowd.asked(-1, 1e6))
+    crowd.step(taken=tuple(crowd._inside))
+    asked = [crowd.asked(number, 499.0 + number) for number in range(1, 501)]
+    wake = calls(crowd.turn)
+    found = {"wake": wake, "submit": statistics.median(calls(partial(crowd.submit, one)) for one in asked) - wake}
+    found["cancel"] = statistics.median(calls(partial(crowd.cancel, number)) for number in range(10, 20)) - wake
+    crowd.step()
+    found["expire"] = calls(partial(crowd.pass_until, crowd.now + 500.0)) - wake
+    crowd.make_room()
+    found["admit"] = calls(crowd.turn) - wake
+    print(found)
+    most = {"wake": 72, "submit": 55, "cancel": 35, "expire": 65, "admit": 80}
+    assert {name: n for name, n in found.items() if n > most[name]} == {}
+
+
+class Decoding:
+    """So many inside, each of which has a token a step. The wakes are the driver's."""
+
+    def __init__(self, many: int) -> None:
+        self.governor, self.now, self._steps = Recorded(Limits(), keep=1000), 100.0, 0
+        self.governor.start(self.now)
+        self.wake(ev.Ready(1, facts(ev.PoolFacts("kv", 10_000, 4), running_max=many)))
+        for number in range(1, many + 1):
+            bounds = Bounds(total=600)
+            self.governor.submit(Submission(number, 4, 1000, bounds=bounds, submitted_at=self.now), self.now)
+        self._stays = [effect.stay for effect in self.wake() if isinstance(effect, ev.Admit)]
+        assert len(self._stays) == many
+        self.step(taken=tuple(self._stays))
+
+    def step(self, **news: Any) -> None:
+        self._steps += 1
+        self.now += 0.01
+        self.governor.pulse(ev.Pulse(self._steps + 1, self._steps, self.now, self.now, 0.01 * self._steps), self.now)
+        self.wake(ev.Progress(1, self._steps, self.now - 0.01, self.now, 1, 0.0, None, **news))
+
+    def token(self) -> None:
+        self.step(outputs=tuple(ev.Output(stay, (7,)) for stay in self._stays))
+
+    def wake(self, *reports: ev.Report) -> list[ev.Effect]:
+        for report in reports:
+            self.governor.receive(report, self.now)
+        self.governor.leases_due(self.now)
+        self.governor.tick(self.now)
+        effects = self.governor.poll() + self.governor.poll()
+        self.governor.next_wakeup()
+        self.governor.census()
+        self.governor.reason()
+        return effects
+
+
+def test_a_step_costs_few_calls_and_a_token_hardly_any() -> None:
+    one, many = Decoding(1), Decoding(16)
+    for lane in (one, many):
+        lane.token()
+    few, more = calls(one.token), calls(many.token)
+    print(few, more)
+    assert few < 140
+    assert (more - few) / 15 <= 5  # that make a report and an effect, and those of this test
