@@ -85,8 +85,7 @@ class BootFailed:
     permanent: bool  #: cannot heal by trying again
 
 
-@frozen
-class Output:
+class Output(NamedTuple):
     """New tokens of one stay, in order. Only requests of one sequence show any before they finish."""
 
     stay: int
