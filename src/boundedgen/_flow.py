@@ -80,10 +80,10 @@ class Flow:
         """What the engine is asked for; one that is taken up again, for what is left of it."""
         self.resumed, shown = effect.resumed, len(self.token_ids)
         if not shown:
-            return Request(effect.stay, self.prompt, self.config, effect.deadline, claim=effect.claim)
+            return Request(effect.stay, self.prompt, self.config, effect.deadline, 0, effect.claim, effect.followed)
         prompt = [*self.prompt, *self.token_ids]
         left = after(self.config, shown, effect.resumed + effect.paused)
-        return Request(effect.stay, prompt, left, effect.deadline, shown, effect.claim)
+        return Request(effect.stay, prompt, left, effect.deadline, shown, effect.claim, effect.followed)
 
     def wait_again(self, effect: Prove, admitted_at: float | None) -> None:
         """The engine let go of it, and it is not over: that is no reclamation yet. `admitted_at`: None if it was turned

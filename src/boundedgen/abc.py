@@ -30,6 +30,7 @@ class Request:
     deadline: float  #: monotonic instant; the child stops it then by itself
     shown: int = 0  #: of a generation that is continued: so many at the end of `prompt` are its own, from before
     claim: Claim | None = None  #: how the child may make room with it; None: its blocks are set aside
+    followed: bool = False  #: others wait behind it: once something leaves, the next one comes at once
 
 
 class EngineLink(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from boundedgen._core._events import EngineFacts, PoolFacts, Progress, SequenceResult, StepRaised
 from boundedgen._engine._child import Loop
@@ -81,9 +81,11 @@ class Pipe:
     busy: bool = False
     page: int = 1 << 19
     inbox: list[Word] = field(factory=list)
+    waited: list[float | None] = field(factory=list)
     sent: list[Word] = field(factory=list)
 
-    def words(self, *, wait: bool) -> list[Word]:
+    def words(self, *, within: float | None) -> list[Word]:
+        self.waited.append(within)
         words, self.inbox = self.inbox, []
         return words
 
@@ -244,3 +246,48 @@ def test_after_an_exception_the_engine_is_never_called_again(child: Child) -> No
     assert not child.engine.stays[1].stopped
     assert 2 not in child.engine.stays
     assert [type(word) for word in child.pipe.sent].count(StepRaised) == 1
+
+
+# --- handing over ----------------------------------------------------------------------------------------------------
+
+
+def one_leaves(child: Child, *, followed: bool) -> None:
+    """In a step of 50 ms, which held it and another one."""
+    child.round(request(1), evolve(request(2), followed=followed))
+    child.engine.stays[1].why, child.engine.stays[1].gone = "stop", True
+    child.round()
+    child.loop._step_s = 0.05
+
+
+def test_whoever_follows_upon_one_that_has_left_is_waited_for_a_moment_and_comes_into_the_next_step(
+    child: Child,
+) -> None:
+    one_leaves(child, followed=True)
+    steps = child.engine.steps
+    child.round(evolve(request(3), followed=True))
+    assert child.pipe.waited[-1] == 0.002
+    assert child.engine.steps == steps + 1
+    assert tokens(child.round())[-1] == child.engine.steps
+    assert child.pipe.waited[-1] == 0.0, "nobody has left meanwhile"
+
+
+def test_nobody_is_waited_for_where_nobody_follows_or_a_step_is_short(child: Child) -> None:
+    one_leaves(child, followed=False)
+    child.round()
+    assert set(child.pipe.waited) <= {None, 0.0}
+    other = Child()
+    one_leaves(other, followed=True)
+    other.loop._step_s = 0.019
+    other.round()
+    assert set(other.pipe.waited) <= {None, 0.0}
+
+
+def test_one_who_was_waited_for_in_vain_is_not_waited_for_again(child: Child) -> None:
+    one_leaves(child, followed=True)
+    child.round()
+    assert child.pipe.waited[-1] == 0.002
+    child.engine.stays[2].why, child.engine.stays[2].gone = "stop", True
+    child.round()
+    child.loop._step_s = 0.05
+    child.round()
+    assert child.pipe.waited[-1] != 0.002

@@ -196,3 +196,15 @@ def test_health_hears_of_every_state_once_and_in_order() -> None:
     g.die()
     states = [effect.state for effect in g.all(ev.Became)]
     assert states == ["starting", "ready", "recovering", "ready", "draining", "closed"]
+
+
+def test_a_newcomer_is_said_to_be_followed_where_others_wait_behind_it() -> None:
+    g = Governed()
+    first = g.submit()
+    g.tick()
+    for _ in range(3):
+        g.submit(tick=False)
+    g.tick()
+    admitted = g.all(ev.Admit)
+    assert [effect.followed for effect in admitted] == [False, True]
+    assert admitted[0].sequence == first

@@ -70,7 +70,7 @@ class _Pipe:
     inbox: list[Word] = field(factory=list)
     sent: list[Progress] = field(factory=list)
 
-    def words(self, *, wait: bool) -> list[Word]:
+    def words(self, *, within: float | None) -> list[Word]:
         words, self.inbox = self.inbox, []
         return words
 

@@ -266,6 +266,7 @@ class Admit(NamedTuple):
     resumed: int = 0  #: times that it was taken up again; its prompt is followed by what was shown so far
     paused: int = 0  #: times that it was stopped to make room, likewise
     claim: Claim | None = None  #: None: its blocks are set aside, whatever it does
+    followed: bool = False  #: others wait behind it
 
 
 @frozen

@@ -92,8 +92,8 @@ class Occupying(Adapting):
                 self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
         self.watch.holding(True, now)
-        deadline, resumed, paused = sequence.total_at, sequence.resumed, sequence.paused
-        admit = ev.Admit(incarnation, stay.id, sequence.id, deadline, resumed, paused, self._claim(sequence))
+        times, followed = (sequence.resumed, sequence.paused), len(self.queue) > 0
+        admit = ev.Admit(incarnation, stay.id, sequence.id, sequence.total_at, *times, self._claim(sequence), followed)
         self._effects.append(admit)
 
     def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:

@@ -37,6 +37,8 @@ from boundedgen._engine._wire import Boot, Halt, Hello, Word, size_of
 from boundedgen.abc import Request
 
 _REST = 1 << 18  #: bytes of a report that are not one result: its numbers, a table of some thousand stays
+HAND_OVER = 0.002  #: seconds that a step may be put off for somebody who is on the way in
+HAND_OVER_SHARE = 0.05  #: of the last step, at most; below a millisecond it is not worth it
 HELD_EVERY = 64  #: steps between two tables of what is held
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"500"
@@ -82,7 +84,9 @@ class Loop:
         self._tidings = Tidings()
         self._metrics = Metrics(0, 0.0, engine.facts.cache_bytes)
         self._steps = 0
-        self._ended = 0.0
+        self._ended = self._step_s = 0.0
+        self._followed = False  # somebody waits behind the last newcomer
+        self._vacant = False  # the last step let something go
         self._restless = False  # the engine has not made a step with nothing inside since it held something
         self._poisoned = False
         for word in early:
@@ -95,7 +99,8 @@ class Loop:
     def round(self) -> None:
         """Commands, stops, admissions, at most one step, at most one report."""
         idle = self._poisoned or not (self._held or self._restless or self._arrivals or self._halts)
-        for word in self._line.words(wait=idle):
+        words = self._line.words(within=None if idle else self._patience())
+        for word in words:
             self._take(word)
         if self._poisoned:
             return
@@ -107,8 +112,18 @@ class Loop:
             self._step()
         self._tell()
 
+    def _patience(self) -> float:
+        """Seconds for whoever follows upon one that has just left: without them it would come a whole step later."""
+        expected, self._vacant = self._vacant and self._followed, False
+        if not expected:
+            return 0.0
+        self._followed = False  # unless it comes, and somebody waits behind it in turn
+        seconds = min(HAND_OVER, HAND_OVER_SHARE * self._step_s)
+        return seconds if seconds >= 0.001 else 0.0
+
     def _take(self, word: Word) -> None:
         if isinstance(word, Request):
+            self._followed = word.followed
             if word.stay in self._held or word.stay in self._arrivals:
                 self._tidings.refuse(word.stay, "this stay is in the engine already")
             else:
@@ -192,6 +207,7 @@ class Loop:
             self._poison(error)
             return
         self._ended = time.monotonic()
+        self._step_s = self._ended - began
         self._stamps.end(self._ended)
         self._steps += 1
         self._tidings.stepped(began, self._metrics.scheduled, load)
@@ -235,6 +251,7 @@ class Loop:
 
     def _release(self, held: Held) -> None:
         del self._held[held.stay]
+        self._vacant = True
         self._guard.gone(held.stay)
         self._load.gone(held.stay)
         if held.unsaid:
@@ -311,7 +328,7 @@ def _live(load: Load, line: Line, stamps: int, incarnation: int) -> NoReturn:
     line.send(Hello(incarnation, time.monotonic(), os.getpid(), versions()))
     words: list[Word] = []
     while not words:
-        words = line.words(wait=True)
+        words = line.words(within=None)
     engine, facts = _boot(load, words[0], line, incarnation)
     gc.collect()
     gc.freeze()

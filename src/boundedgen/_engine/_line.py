@@ -43,11 +43,12 @@ class Line:
         except OSError:
             os._exit(0)
 
-    def words(self, *, wait: bool) -> list[Word]:
-        """What the parent has sent. With `wait`, sleeps until there is something to read or room to write."""
+    def words(self, *, within: float | None) -> list[Word]:
+        """What the parent has sent, or sends within so many seconds, in whole milliseconds. None: sleeps until there is
+        something to read or room to write."""
         if self._outbox:
             self._poll.register(self._reports, select.POLLOUT)
-        ready = [fd for fd, _ in self._poll.poll(None if wait else 0)]
+        ready = [fd for fd, _ in self._poll.poll(None if within is None else 1000 * within)]
         if self._outbox:
             self._poll.unregister(self._reports)
             self.flush()

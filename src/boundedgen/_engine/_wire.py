@@ -347,9 +347,14 @@ def _to_hello(incarnation: int, v: Any) -> Hello:
     return Hello(incarnation, _float(at), _int(pid), {name: _str(of) for name, of in _dict(versions).items()})
 
 
+def _from_request(e: Request) -> list[Any]:
+    return [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown, _from_claim(e.claim), e.followed]
+
+
 def _to_request(incarnation: int, v: Any) -> Request:
-    stay, deadline, config, prompt, shown, claim = _list(v)
-    return Request(_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown), _or_none(_to_claim, claim))
+    stay, deadline, config, prompt, shown, claim, followed = _list(v)
+    asked = (_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown))
+    return Request(*asked, _or_none(_to_claim, claim), _bool(followed))
 
 
 def _from_claim(e: Claim | None) -> list[Any] | None:
@@ -363,7 +368,7 @@ def _to_claim(v: Any) -> Claim:
 
 _ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
     Boot: (1, lambda e: dict(e.spec)),
-    Request: (2, lambda e: [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown, _from_claim(e.claim)]),
+    Request: (2, _from_request),
     Halt: (3, lambda e: e.stay),
     Hello: (16, lambda e: [e.at, e.pid, dict(e.versions)]),
     Ready: (17, _from_ready),
