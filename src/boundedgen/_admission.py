@@ -88,7 +88,7 @@ class Admission:
     policy: str = "reserve"  #: "reserve", "adaptive" or "engine"
     #: "adaptive": share of answers, more than 0 and at most 1, that what is set aside is to be enough for; with a
     #: smaller one more are inside at once, and more are paused
-    covered: float = field(default=0.75, converter=_covered)
+    covered: float = field(default=0.5, converter=_covered)
     #: seconds; what one step of priority is worth: a class below is passed over for so long, then one of it comes in.
     #: And a deadline that is farther away than this counts as if it were not, so that urgent ones do not starve others
     ageing: float = field(default=30.0, converter=_ageing)
