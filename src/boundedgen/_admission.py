@@ -97,7 +97,8 @@ class Admission:
 
     #: a sequence that was never inside is not let in any more if what is left of its time is less than 1 + this times
     #: what it will take by what was measured, and others wait: it ends DEADLINE, bound `queued`. And one is refused at
-    #: once, Saturated, if its time is less than 1 + this times what those ahead of it and itself will take. None: never
+    #: once, Saturated, if its time is less than 1 + this times what those ahead of it and itself will take, or
+    #: EngineUnavailable, if an engine that is being replaced is expected too late for it. None: never
     margin: float | None = field(default=0.25, converter=_margin)
 
     def __attrs_post_init__(self) -> None:

@@ -185,10 +185,10 @@ class Admitting:
     def _look_ahead(self, call: Call, owner: str, at: float, first: Flow | None) -> None:
         """Refuse what is known before the prompt is encoded: a wrong configuration, or too much time to wait.
 
-        One that has the place of another does not begin to wait now.
+        One that has the place of another does not begin to wait now; but for an engine it waits as everybody does.
         """
-        tokens, prospects = self._fields(call, 0)["max_new_tokens"], self._prospects
-        bounds = self._bounds_of(call)
+        fields, prospects = self._fields(call, 0), self._prospects
+        tokens, bounds = fields["max_new_tokens"], self._bounds_of(call, fields)
         ahead = 0 if first is not None else prospects.ahead_of(owner, call.priority, bounds, at)
         refusal = prospects.hopeless(ahead, owner, bounds, tokens)
         if refusal is not None and self._fields(call, 1)["max_new_tokens"] != tokens:
@@ -197,8 +197,9 @@ class Admitting:
             raise refusal()
         prospects.accepted()
 
-    def _bounds_of(self, call: Call) -> Bounds:
-        return self._bounds if call.bounds is None else self._bounds.tightest(call.bounds)
+    def _bounds_of(self, call: Call, fields: Mapping[str, Any]) -> Bounds:
+        bounds = self._bounds if call.bounds is None else self._bounds.tightest(call.bounds)
+        return bounds if streams(fields) else Bounds(total=bounds.total, queued=bounds.queued)
 
     # --- prompt --------------------------------------------------------------------------------------------------
 
@@ -290,16 +291,13 @@ class Admitting:
         prompt_tokens: int,
         submitted_at: float,
     ) -> Submission:
-        bounds = self._bounds_of(call)
-        if not streams(fields):
-            bounds = Bounds(total=bounds.total, queued=bounds.queued)
         can_become = resume_of(fields)
         return Submission(
             id=next(self._ids),
             prompt_tokens=prompt_tokens,
             max_new_tokens=fields["max_new_tokens"],
             sequences=sequences_of(fields),
-            bounds=bounds,
+            bounds=self._bounds_of(call, fields),
             submitted_at=submitted_at,
             owner=owner,
             label=call.label,

@@ -96,8 +96,9 @@ class Saturated(Rejected):
     grpc_status_hint = "RESOURCE_EXHAUSTED"
     retryable = True
     #: seconds, computed from what is ahead in the queue, how fast that moves and how many have been told to come back
-    #: before (0.1 to 60; 1: not known yet), times something drawn from 1 to 1.5: those who were refused together come
-    #: back one after the other, about twice as many in any time as can be served in it, the owners in turns
+    #: before (0.1 to 60; 1: not known yet; while the engine is replaced, from when the next one is expected), times
+    #: something drawn from 1 to 1.5: those who were refused together come back one after the other, about twice as many
+    #: in any time as can be served in it, the owners in turns
     retry_after_s: float = 1.0
 
 
@@ -110,12 +111,16 @@ class PipelineClosed(Rejected):
 
 
 class EngineUnavailable(Rejected):
-    """The engine has never been ready yet (while it is replaced, work waits), or never will be (subclasses)."""
+    """There is no engine: not yet, or, while it is replaced, none in time for the deadline, or never (subclasses).
+
+    While it is replaced, who has the time waits; with `Admission(margin=None)` everybody does.
+    """
 
     http_status_hint = 503
     grpc_status_hint = "UNAVAILABLE"
     retryable = True
-    retry_after_s: float | None = None  #: seconds, drawn as that of Saturated is; None: not known, or never
+    #: seconds, computed and drawn as those of Saturated are: when the engine is expected; None: not known, or never
+    retry_after_s: float | None = None
 
 
 @final

@@ -8,17 +8,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from boundedgen._bounds import Bounds
 from boundedgen._driver import Driver
-from boundedgen._errors import Saturated
+from boundedgen._errors import EngineUnavailable, Rejected, Saturated
 from boundedgen._returning import Returns
 from boundedgen._settings import Settings
 
+R = TypeVar("R", bound=EngineUnavailable | Saturated)
 UNKNOWN_S: Final = 1.0  #: to come again, while nothing is known
 LEAST_S: Final = 0.1
 MOST_S: Final = 60.0
+_INFINITE: Final = float("inf")
 SPREAD: Final = 0.5  #: up to so much more is drawn, so that those who were refused together do not come back in step
 
 
@@ -37,32 +39,37 @@ class Prospects:
 
     def queue_full(self, text: str, owner: str) -> Saturated:
         """All that wait come in before somebody who comes anew has to wait no longer than they did."""
-        return self._saturated(text, owner, self._turns_s(self._driver.snapshot.waiting))
+        return self._refusal(Saturated, text, owner, self._turns_s(self._driver.snapshot.waiting))
 
     def share_full(self, text: str, owner: str, priority: int) -> Saturated:
         """The owner's own come in before."""
         governor = self._driver.governor
         ahead = governor.queue.ahead(owner, priority, float("inf"), self._now())
-        return self._saturated(text, owner, self._turns_s(ahead))
+        return self._refusal(Saturated, text, owner, self._turns_s(ahead))
 
     def _turns_s(self, ahead: int) -> float | None:
         return self._driver.governor.forecast.wait_s(ahead)
 
-    def _saturated(self, text: str, owner: str, seconds: float | None) -> Saturated:
+    def _refusal(self, kind: type[R], text: str, owner: str, seconds: float | None) -> R:
+        after = self._after_s(owner, seconds)
+        return kind(f"{text}; try again in {after:.1f} s", retry_after_s=after)
+
+    def _after_s(self, owner: str, seconds: float | None) -> float:
         """`seconds`: until there is room, as far as that depends on those who wait; those who were refused before, and
-        come back before, are not among them. While there is no engine, nobody moves."""
+        come back before, are not among them. While there is no engine, nobody moves, nor is served who comes back."""
+        outage, now = self._outage_s(), self._now()
         turn = self._driver.governor.forecast.turn_s()
-        crowd = self._returns.delay(owner, self._now(), turn, MOST_S)
+        crowd = self._returns.delay(owner, now + outage, turn, MOST_S)
         moving = UNKNOWN_S if seconds is None else max(LEAST_S, seconds, crowd)
-        after = spread(min(MOST_S, self._outage_s() + moving), self._chance)
-        return Saturated(f"{text}; try again in {after:.1f} s", retry_after_s=after)
+        return spread(outage + min(MOST_S, moving), self._chance)
 
     def accepted(self) -> None:
-        if not self._driver.snapshot.waiting:
+        snapshot = self._driver.snapshot
+        if not snapshot.waiting and snapshot.expected_at is None:
             self._returns.quiet()
 
     def _outage_s(self) -> float:
-        """Until the engine is there, as far as that can be told."""
+        """Until the engine is there, as far as that can be told; 0 also once it is overdue."""
         expected = self._driver.snapshot.expected_at
         return 0.0 if expected is None else max(0.0, expected - self._now())
 
@@ -71,24 +78,45 @@ class Prospects:
         due = at + min(_given(bounds), self._admission.ageing)
         return self._driver.governor.queue.ahead(owner, priority, due, at)
 
-    def hopeless(self, ahead: int, owner: str, bounds: Bounds, tokens: int) -> Callable[[], Saturated] | None:
+    def hopeless(self, ahead: int, owner: str, bounds: Bounds, tokens: int) -> Callable[[], Rejected] | None:
         """Makes the refusal, which books a return, of one that would wait for longer than it has; None: it may make it.
 
-        `tokens`: that it may generate. One that has nobody ahead of it is never refused.
+        `tokens`: that it may generate. One that has an engine, and nobody ahead of it, is never refused.
         """
-        margin, given, forecast = self._admission.margin, _given(bounds), self._driver.governor.forecast
-        wait = forecast.wait_s(ahead) if ahead else None
-        if margin is None or wait is None or given <= 0:  # what is over is answered as such
+        margin, forecast = self._admission.margin, self._driver.governor.forecast
+        given = min(_given(bounds), _INFINITE if bounds.first_token is None else bounds.first_token)
+        outage, turns = self._outage_s(), forecast.wait_s(ahead) if ahead else None
+        if margin is None or given <= 0 or not (outage or turns):  # what is over is answered as such
             return None
         service = forecast.service_s(1, tokens) or 0.0
-        if (1.0 + margin) * (wait + service) > given:  # only then, since it takes longer to say
-            service = forecast.service_s(1, forecast.expected_tokens(tokens)) or 0.0
-        for within, needed in ((bounds.queued, wait), (bounds.total, wait + service)):
-            if within is not None and (1.0 + margin) * needed > within:
-                text = f"about {wait:.3g} s to wait and {service:.3g} s to generate, {within:.3g} s given"
-                return partial(self._saturated, text, owner, (1.0 + margin) * needed - within)
+        if (1.0 + margin) * (outage + (turns or 0.0) + service) <= given:  # at most; the expected takes longer to say
+            return None
+        service, first = (forecast.service_s(1, n) or 0.0 for n in (forecast.expected_tokens(tokens), 1))
+        queue = self._batches_s(ahead, service) if outage and turns else turns or 0.0
+        for within, away, own, what in (
+            (bounds.queued, outage, 0.0, ""),
+            (bounds.first_token, 0.0, first, f" and {first:.3g} s to the first token"),  # it stands still in an outage
+            (bounds.total, outage, service, f" and {service:.3g} s to generate"),
+        ):
+            if within is None or not away + queue or (1.0 + margin) * (away + queue + own) <= within:
+                continue
+            in_vain = away and (1.0 + margin) * (away + own) > within  # also if nobody were ahead of it
+            kind: type[EngineUnavailable | Saturated] = EngineUnavailable if in_vain else Saturated
+            until = f"{outage:.3g} s until the engine is there, then " if outage else ""
+            late = (1.0 + margin) * queue - max(0.0, within - (1.0 + margin) * own)  # all of the queue at most
+            text = f"about {until}{queue:.3g} s to wait{what}, {within:.3g} s given"
+            return partial(self._refusal, kind, text, owner, late)
         return None
+
+    def _batches_s(self, ahead: int, service: float) -> float:
+        """An engine that comes back is empty: as many come in at once as it holds, which is as many as have their turns
+        in the time that one takes; then, about when those have ended, as many more."""
+        forecast = self._driver.governor.forecast
+        usual, turn = forecast.lengths.quantile(0.5), forecast.turn_s() or 0.0
+        takes = max(service, 0.0 if usual is None else forecast.service_s(1, usual) or 0.0)
+        return takes * (ahead * turn // takes) if takes else ahead * turn
 
 
 def _given(bounds: Bounds) -> float:
-    return min((b for b in (bounds.total, bounds.queued) if b is not None), default=float("inf"))
+    """Until it is due, by bounds that never stand still."""
+    return min((b for b in (bounds.total, bounds.queued) if b is not None), default=_INFINITE)

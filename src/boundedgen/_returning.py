@@ -31,9 +31,10 @@ class Returns:
         self._quiet = True
 
     def delay(self, owner: str, now: float, turn: float | None, most: float) -> float:
-        """Seconds until one more of `owner` may come back, `most` at most, if somebody is served every `turn` seconds.
+        """Seconds from `now` until one more of `owner` may come back, at most `most`, if one is served every `turn`.
 
-        None: that is not known, and nobody is told apart.
+        None: that is not known, and nobody is told apart. `now`: from when on somebody is served. If that is yet to
+        come no time goes by for the calendar until then, also where it is expected earlier later on.
         """
         if turn is None or turn <= 0.0:
             return 0.0
@@ -47,7 +48,8 @@ class Returns:
             if owner not in self._rounds and len(self._rounds) >= self._owners_max:
                 owner = ""
             round_ = max(self._round, self._rounds.get(owner, 0.0)) + 1.0
-            after = (round_ - self._round) * (len(self._rounds) + (owner not in self._rounds)) * each
+            rounds = (round_ - self._round) * (len(self._rounds) + (owner not in self._rounds))
+            after = self._at - now + rounds * each
             if after > most:
                 return most
             self._rounds[owner] = round_
@@ -56,7 +58,9 @@ class Returns:
 
     def _pass(self, now: float, each: float) -> None:
         """What time has gone by since the last look: rounds, the longer the more owners they have."""
-        left = max(0.0, now - self._at) if self._rounds else 0.0
+        if not self._rounds:
+            self._at = now
+        left = max(0.0, now - self._at)
         self._at = max(now, self._at)
         while self._heap:
             until, owner = self._heap[0]

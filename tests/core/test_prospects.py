@@ -184,6 +184,32 @@ def test_who_cannot_make_it_is_told_what_it_would_take() -> None:
         assert held[-1].result().text
 
 
+def test_a_first_token_that_would_be_late_in_the_queue_is_a_reason() -> None:
+    with lane() as simulation:
+        known(simulation)
+        submit = simulation.pipeline.submit
+        held = [submit([5], max_new_tokens=20, bounds=Bounds(total=25)) for _ in range(30)]
+        simulation.advance(0.01)
+        with pytest.raises(Saturated, match=r"about \d.* s to wait and 0\.1.* s to the first token, 5 s given"):
+            submit([5], max_new_tokens=20, bounds=Bounds(first_token=5))
+        held.append(submit([5], max_new_tokens=20, bounds=Bounds(first_token=20)))
+        assert held[-1].result().text
+
+
+def test_a_bound_of_first_tokens_is_no_reason_for_one_that_shows_none() -> None:
+    with Simulation(model=MODEL, bounds=Bounds(total=100, first_token=10)) as simulation:
+        known(simulation)
+        submit, held = simulation.pipeline.submit, []
+
+        def many() -> None:
+            for _ in range(100):
+                held.append(submit([5], max_new_tokens=20))
+                simulation.advance(0.001)
+
+        assert "to the first token, 10 s given" in str(refusal(many))
+        assert submit([5], max_new_tokens=20, num_return_sequences=2, do_sample=True).result().text
+
+
 @pytest.mark.parametrize("margin", [None, -1.0])
 def test_it_can_be_switched_off(margin: float | None) -> None:
     with lane(margin) as simulation:

@@ -90,6 +90,16 @@ def test_once_nobody_waits_a_crowd_of_before_is_nobodys_reason_to_come_later() -
     assert returns.delay("a", 0.0, TURN, MOST) == pytest.approx(2 * EACH)
 
 
+def test_while_nobody_is_served_yet_no_time_goes_by_in_the_calendar() -> None:
+    returns, opens = Returns(10), 20.0
+    told = [opens + returns.delay("a", opens, TURN, MOST) for _ in range(3)]
+    assert told == pytest.approx([opens + n * EACH for n in (1, 2, 3)])
+    assert 18.0 + returns.delay("a", 18.0, TURN, MOST) == pytest.approx(opens + 4 * EACH), "it is there sooner"
+    assert 25.0 + returns.delay("a", 25.0, TURN, MOST) == pytest.approx(25.0 + EACH), "it was later, and all have come"
+    returns.quiet()
+    assert returns.delay("a", 19.0, TURN, MOST) == pytest.approx(EACH), "none of them is left to come"
+
+
 def test_nobody_is_told_to_come_later_than_the_most() -> None:
     returns = Returns(10)
     told = [returns.delay("a", 0.0, TURN, 60.0) for _ in range(1000)]

@@ -114,7 +114,7 @@ class BoundedMachine(RuleBasedStateMachine):
     def _check_refusal(self, error: BoundedGenError, lease: LeaseRow | None) -> None:
         state = self.simulation.pipeline.health().state
         justified = {
-            EngineUnavailable: not self._served,
+            EngineUnavailable: not self._served or (state is HealthState.RECOVERING and self._looks_ahead()),
             EngineFailed: state is HealthState.FAILED,
             PipelineClosed: self.oracle.closing,
             LeaseExpired: lease is not None and not lease.lease.live,
@@ -124,8 +124,12 @@ class BoundedMachine(RuleBasedStateMachine):
         assert justified.get(type(error), False), f"refused for no reason: {error!r}"
 
     def _could_be_late(self) -> bool:
-        """Behind those who wait, if what is too late is turned away at all."""
-        return self.simulation.admission.margin is not None and self.simulation.pipeline.stats().waiting > 0
+        """Behind those who wait."""
+        return self._looks_ahead() and self.simulation.pipeline.stats().waiting > 0
+
+    def _looks_ahead(self) -> bool:
+        """What is too late is turned away."""
+        return self.simulation.admission.margin is not None
 
     # --- its life ------------------------------------------------------------------------------------------------
 
