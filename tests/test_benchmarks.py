@@ -38,6 +38,14 @@ def test_a_short_run_of_each_part_has_figures_of_all_it_measures(part: str, tmp_
     assert {"processor", "cores", "python", "openvino_genai", "boundedgen"} <= told["machine"].keys()
 
 
+@pytest.mark.slow
+def test_a_short_run_of_the_policies_has_all_rows_of_their_table() -> None:
+    page = (BENCHMARKS.parent / "docs" / "overload.md").read_text()
+    said = run("policies", "--seconds", "10").splitlines()
+    assert len(said) == 11
+    assert all(f"\n| {line.split(' | ')[0][2:]} |" in page for line in said[2:])
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # it may be the one that compiles the kernels
