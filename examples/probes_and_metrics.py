@@ -32,6 +32,7 @@ def metrics(pipeline: b.BoundedPipeline) -> dict[str, float | None]:
         "step_current_seconds": stats.step_current_s,
         "oldest_waiting_seconds": stats.oldest_waiting_s,
         "refused_total": stats.rejected_total["Saturated"],
+        "unavailable_total": stats.rejected_total["EngineUnavailable"],  # no engine in time for them
         "hopeless_total": stats.hopeless_total,  # waited, and could not make their deadlines any more
         "engine_kills_total": sum(stats.kills_total.values()),  # faults; an orderly close is none
         **{f"finished_{reason}_total": count for reason, count in stats.finished_total.items()},

@@ -83,13 +83,13 @@ class Prospects:
 
         `tokens`: that it may generate. One that has an engine, and nobody ahead of it, is never refused.
         """
-        margin, forecast = self._admission.margin, self._driver.governor.forecast
+        forecast, margin = self._driver.governor.forecast, self._admission.margin
         given = min(_given(bounds), _INFINITE if bounds.first_token is None else bounds.first_token)
         outage, turns = self._outage_s(), forecast.wait_s(ahead) if ahead else None
         if margin is None or given <= 0 or not (outage or turns):  # what is over is answered as such
             return None
-        service = forecast.service_s(1, tokens) or 0.0
-        if (1.0 + margin) * (outage + (turns or 0.0) + service) <= given:  # at most; the expected takes longer to say
+        service, longer = forecast.service_s(1, tokens) or 0.0, 1.0 + margin
+        if longer * (outage + (turns or 0.0) + service) <= given:  # at most; what is expected takes longer to say
             return None
         service, first = (forecast.service_s(1, n) or 0.0 for n in (forecast.expected_tokens(tokens), 1))
         queue = self._batches_s(ahead, service) if outage and turns else turns or 0.0
@@ -98,13 +98,16 @@ class Prospects:
             (bounds.first_token, 0.0, first, f" and {first:.3g} s to the first token"),  # it stands still in an outage
             (bounds.total, outage, service, f" and {service:.3g} s to generate"),
         ):
-            if within is None or not away + queue or (1.0 + margin) * (away + queue + own) <= within:
+            if within is None:
                 continue
-            in_vain = away and (1.0 + margin) * (away + own) > within  # also if nobody were ahead of it
+            takes = own if queue or longer * own <= within else 0.0  # cut off anyway, it is content with what it gets
+            if not away + queue or longer * (away + queue + takes) <= within:
+                continue
+            in_vain = away and longer * (away + takes) > within  # also if nobody were ahead of it
             kind: type[EngineUnavailable | Saturated] = EngineUnavailable if in_vain else Saturated
             until = f"{outage:.3g} s until the engine is there, then " if outage else ""
-            late = (1.0 + margin) * queue - max(0.0, within - (1.0 + margin) * own)  # all of the queue at most
             text = f"about {until}{queue:.3g} s to wait{what}, {within:.3g} s given"
+            late = longer * queue - max(0.0, within - longer * takes)  # all of the queue at most
             return partial(self._refusal, kind, text, owner, late)
         return None
 

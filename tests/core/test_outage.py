@@ -70,10 +70,14 @@ def unavailable(simulation: Simulation, prompt: object = (5,), **arguments: Any)
 def test_who_is_let_in_is_served_in_time_and_who_is_refused_would_not_have_been(
     boot_s: float, over: float, time_given: float, bound: str, tokens: int, seen: bool
 ) -> None:
+    takes = 0.0
+
     def submitted(margin: float | None) -> Generation | EngineUnavailable:
+        nonlocal takes
         with lane(margin, boot_s) as simulation:
             if seen:
                 known(simulation)
+            takes = simulation.pipeline._driver.governor.forecast.service_s(1, tokens) or 0.0
             lost(simulation, over * boot_s)
             try:
                 generation = simulation.pipeline.submit(
@@ -89,7 +93,8 @@ def test_who_is_let_in_is_served_in_time_and_who_is_refused_would_not_have_been(
     waited = spared.partial.queued_s
     if isinstance(found, Generation):
         assert found.partial.queued_s is not None, "the engine was there in time"
-        assert not seen or found.finish_reason is b.FinishReason.LENGTH
+        cut_off_anyway = not seen or 1.25 * takes > time_given
+        assert cut_off_anyway or found.finish_reason is b.FinishReason.LENGTH
     elif bound == "queued":
         assert waited is None or waited > 0.75 * time_given
     else:
@@ -148,6 +153,20 @@ def test_bounds_that_stand_still_meanwhile_are_no_reason() -> None:
         lost(simulation)
         bounds = Bounds(total=60, first_token=1, next_token=1)
         assert simulation.pipeline.generate([5], max_new_tokens=20, bounds=bounds).text
+
+
+def test_who_would_be_cut_off_anyway_is_only_refused_if_he_would_get_nothing() -> None:
+    """As on a lane that has an engine: it is in nobody's way."""
+    with lane() as simulation:
+        known(simulation)
+        lost(simulation, 4.0)
+        long: dict[str, Any] = {"max_new_tokens": 500}
+        unavailable(simulation, bounds=Bounds(total=7), **long)
+        unavailable(simulation, max_new_tokens=50, bounds=Bounds(total=10))
+        held = simulation.pipeline.submit([5], bounds=Bounds(total=10), **long)
+        with pytest.raises(b.DeadlineExceeded):
+            held.result()
+        assert len(held.partial.token_ids) > 10
 
 
 @pytest.mark.parametrize("margin", [None, -1.0])
