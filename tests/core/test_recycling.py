@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from core.governed import LIMITS, Governed
 
-from boundedgen import BoundedPipeline, Bounds, FinishReason, HealthState, Limits
+from boundedgen import BoundedPipeline, Bounds, EngineUnavailable, FinishReason, HealthState, Limits
 from boundedgen._core import _events as ev
 from boundedgen._core._events import Cause, Finish, Release
 from boundedgen.testing import SimModel, Simulation
@@ -357,13 +357,24 @@ def test_who_waits_while_it_is_replaced_meets_a_queued_bound_that_the_next_load_
     example = Path(__file__).parents[2] / "examples" / "server_handler.py"
     shown = re.search(r"queued=(\d+)", example.read_text(encoding="utf-8"))
     assert shown is not None
+    short, long = Bounds(queued=10.0), Bounds(queued=float(shown[1]))
     with Simulation(model=SimModel(boot_s=18.0), limits=Limits(engine_age=60)) as simulation:
-        simulation.advance(60.01)
-        assert simulation.pipeline.health().ready is False
-        bounds = [Bounds(queued=10.0), Bounds(queued=float(shown[1]))]
-        waiting = [simulation.pipeline.submit([5], max_new_tokens=3, ignore_eos=True, bounds=one) for one in bounds]
+        submit = simulation.pipeline.submit
+        simulation.advance(59.9)
+        inside = submit([5], max_new_tokens=100, ignore_eos=True)
+        simulation.advance(0.2)
+        waiting = [submit([5], max_new_tokens=3, ignore_eos=True, bounds=bounds) for bounds in (short, long)]
+        simulation.run_until(lambda: not simulation.pipeline.health().ready)
+        assert inside.finish_reason is FinishReason.LENGTH
+        with pytest.raises(EngineUnavailable):
+            submit([5], max_new_tokens=3, ignore_eos=True, bounds=short)
+        waiting.append(submit([5], max_new_tokens=3, ignore_eos=True, bounds=long))
         simulation.advance(30)
-        assert [one.finish_reason for one in waiting] == [FinishReason.DEADLINE, FinishReason.LENGTH]
+        assert [one.finish_reason for one in waiting] == [
+            FinishReason.DEADLINE,
+            FinishReason.LENGTH,
+            FinishReason.LENGTH,
+        ]
 
 
 def test_the_size_of_the_engine_is_shown_and_may_be_limited() -> None:

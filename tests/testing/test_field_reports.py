@@ -249,7 +249,7 @@ class Crowd:
         began = time.perf_counter()
         try:
             generation = self._sim.pipeline.submit([5 + number], max_new_tokens=3, bounds=b.Bounds(total=1.0))
-        except b.Saturated:
+        except (b.Saturated, b.EngineUnavailable):
             self.refused_in.append(time.perf_counter() - began)
             return False
         with contextlib.suppress(b.DeadlineExceeded, b.EngineLost):
