@@ -1,5 +1,6 @@
 """Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
 
+from math import isfinite
 from typing import Any
 
 from attrs import fields
@@ -233,9 +234,10 @@ def _retry_after(state: HealthState, snapshot: Snapshot, now: float) -> float | 
     return retry_after_s(snapshot, now)
 
 
-def retry_after_s(snapshot: Snapshot, now: float) -> float:
-    """While the engine is not there: an estimate, from how long its last boot took."""
-    return max(1.0, 0.0 if snapshot.expected_at is None else snapshot.expected_at - now)
+def retry_after_s(snapshot: Snapshot, now: float) -> float | None:
+    """While the engine is not there: an estimate, from how long its last boot took. None: it is put off for ever."""
+    after = max(1.0, 0.0 if snapshot.expected_at is None else snapshot.expected_at - now)
+    return after if isfinite(after) else None
 
 
 def error_of(driver: Driver, snapshot: Snapshot) -> BoundedGenError:

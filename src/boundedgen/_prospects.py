@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from typing import Final, TypeVar
 
 from boundedgen._bounds import Bounds
@@ -58,6 +59,7 @@ class Prospects:
         """`seconds`: until there is room, as far as that depends on those who wait; those who were refused before, and
         come back before, are not among them. While there is no engine, nobody moves, nor is served who comes back."""
         outage, now = self._outage_s(), self._now()
+        outage = outage if isfinite(outage) else MOST_S  # the policy put the restart off for ever; who knows
         turn = self._driver.governor.forecast.turn_s()
         crowd = self._returns.delay(owner, now + outage, turn, MOST_S)
         moving = UNKNOWN_S if seconds is None else max(LEAST_S, seconds, crowd)

@@ -77,14 +77,17 @@ class Serving:
         if health.state in (HealthState.FAILED, HealthState.DRAINING, HealthState.CLOSED):
             self.refuse_unless_served()
         why = f"{health.state}; last: {health.reason}" if health.reason else health.state
-        after = None if health.retry_after_s is None else spread(health.retry_after_s, self._runtime.chance)
+        after = self._spread(health.retry_after_s)
         raise EngineUnavailable(f"not ready within {within} s: {why}", retry_after_s=after)
 
     def _not_yet(self) -> EngineUnavailable:
         snapshot = self._driver.snapshot
         last = f"; last: {snapshot.reason}" if snapshot.reason else ""
-        after = spread(retry_after_s(snapshot, self._runtime.now()), self._runtime.chance)
+        after = self._spread(retry_after_s(snapshot, self._runtime.now()))
         return EngineUnavailable(f"the engine is being started; wait_ready() waits for it{last}", retry_after_s=after)
+
+    def _spread(self, seconds: float | None) -> float | None:
+        return None if seconds is None else spread(seconds, self._runtime.chance)
 
     def refuse_unless_open(self) -> None:
         """Raises once the pipeline has failed, or is closed or closing."""

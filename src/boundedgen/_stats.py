@@ -153,7 +153,7 @@ class HealthState(enum.StrEnum):
     STARTING = "starting"  #: the first engine has not been ready yet
     READY = "ready"  #: idle or full, as long as there is progress
     STALLED = "stalled"  #: there is work, and no progress that the budgets allow for; or the last probe failed
-    RECOVERING = "recovering"  #: the engine is being replaced; submissions that have the time wait
+    RECOVERING = "recovering"  #: the engine is being replaced; submissions wait
     DRAINING = "draining"  #: closing; what is inside may still end
     FAILED = "failed"  #: given up: `Health.error` says why; build a new pipeline, in a new process
     CLOSED = "closed"  #: the end

@@ -1,6 +1,7 @@
 """When the driver itself breaks, or is driven wrongly: everybody is answered, and nothing is left behind."""
 
 import gc
+import json
 import logging
 import math
 import os
@@ -81,16 +82,20 @@ def test_a_drain_that_makes_no_sense_is_refused_in_the_caller_s_thread(drain: An
         assert pipeline.health().ready
 
 
-def test_a_restart_that_is_put_off_for_ever_harms_nobody() -> None:
+@pytest.mark.parametrize(("margin", "error"), [(None, b.DeadlineExceeded), (0.25, b.EngineUnavailable)])
+def test_a_restart_that_is_put_off_for_ever_harms_nobody(margin: float | None, error: type[b.BoundedGenError]) -> None:
     policy = b.RestartPolicy(wait=lambda state: math.inf, stop=tenacity.stop_never)
-    with lane(restart=policy) as (pipeline, engine):
+    with lane(restart=policy, admission=b.Admission(margin=margin)) as (pipeline, engine):
         engine.die()
         until(lambda: pipeline.health().state is b.HealthState.RECOVERING)
         until(lambda: pipeline._driver.governor.life.respawn_at == math.inf)
         pipeline._driver.post("revoke", "nothing")
         assert pipeline.health().live
-        with pytest.raises(b.DeadlineExceeded):
-            pipeline.submit("x", max_new_tokens=8, bounds=b.Bounds(total=0.05)).result(20)
+        for _ in range(3):
+            with pytest.raises(error) as caught:
+                pipeline.submit("x", max_new_tokens=8, bounds=b.Bounds(total=0.05)).result(20)
+            assert 60.0 <= getattr(caught.value, "retry_after_s", 60.0) <= 180.0
+        json.dumps(pipeline.health().to_dict(), allow_nan=False)
 
 
 def test_an_engine_that_is_started_again_at_once_is_heard() -> None:
