@@ -1,6 +1,7 @@
 """The shape of the code: imports point one way, files and functions stay small, names say what they are."""
 
 import ast
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ IMPURE = {
     "openvino",
     "numpy",
 }
+START = "boundedgen._engine._start"
 NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "misc")
 
 #: Layers, lowest first. A module imports its own layer and lower ones.
@@ -158,17 +160,40 @@ def test_nothing_is_pickled(forbidden: str) -> None:
         assert forbidden not in {name.split(".")[0] for name in imports(path, runtime=False)}, module
 
 
-def test_importing_it_loads_no_engine_and_starts_nothing() -> None:
-    code = (
-        "import sys, threading, boundedgen\n"
-        "heavy = {'openvino', 'openvino_genai', 'openvino_tokenizers', 'numpy'}\n"
-        "loaded = {m.split('.')[0] for m in sys.modules} & heavy\n"
-        "assert not loaded, loaded\n"
-        "assert threading.active_count() == 1, threading.enumerate()\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+def in_a_fresh_process(code: str, cwd: Path | None = None) -> list[str]:
+    """The words that `code` prints."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout + done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", ["boundedgen.testing", "boundedgen.systemd", "boundedgen._pipeline"])
+def test_importing_it_loads_no_engine_and_starts_nothing(module: str) -> None:
+    said = in_a_fresh_process(f"import sys, threading, {module}; print(threading.active_count(), *sys.modules)")
+    loaded = {name.split(".")[0] for name in said}
+    assert not loaded & {"openvino", "openvino_genai", "openvino_tokenizers", "numpy"}
+    assert said[0] == "1"
+
+
+def test_a_name_is_imported_when_it_is_asked_for() -> None:
+    """The import itself is a few milliseconds: it needs none of what costs more."""
+    said = set(in_a_fresh_process("import sys, boundedgen; print(*sys.modules)"))
+    assert {name for name in said if "boundedgen" in name} == {"boundedgen", "boundedgen._engine", START}
+    assert not said & {"attr", "asyncio", "tenacity", "logging", "inspect", "socket", "threading"}
+
+
+def test_an_engine_imports_nothing_that_only_its_server_needs() -> None:
+    said = set(in_a_fresh_process("import sys, boundedgen._engine._child; print(*sys.modules)"))
+    assert not said & {"boundedgen._driver", "boundedgen._core._governor", "asyncio", "tenacity", "logging"}
+
+
+def test_where_it_was_imported_is_remembered_whatever_is_asked_for_later(tmp_path: Path) -> None:
+    """A daemon goes to / before it builds its pipeline, and its engines import from where it did."""
+    code = "import os, sys; sys.path.append('lib'); import boundedgen; os.chdir('/'); boundedgen.BoundedPipeline\n"
+    said = in_a_fresh_process(f"{code}from {START} import places; print(*places())", tmp_path)
+    assert str(tmp_path / "lib") in said
 
 
 # --- size ------------------------------------------------------------------------------------------------------------

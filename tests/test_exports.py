@@ -26,11 +26,26 @@ COROUTINES = ["asubmit", "agenerate", "agenerate_many", "aprobe", "await_ready",
 
 
 def test_all_is_exactly_what_is_imported() -> None:
+    """By mypy from one list and by Python from another."""
     source = ast.parse(inspect.getsource(b))
-    imported = {a.name for node in source.body if isinstance(node, ast.ImportFrom) for a in node.names}
-    assert set(b.__all__) == imported
+    seen_by_mypy = {
+        (str(node.module), alias.name)
+        for block in source.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen_by_mypy == {(f"boundedgen.{home}", name) for name, home in b._HOMES.items()}
+    assert set(b.__all__) == set(b._HOMES)
     assert list(b.__all__) == sorted(b.__all__)
-    assert all(hasattr(b, name) for name in b.__all__)
+    assert all(getattr(b, name).__module__ == f"boundedgen.{b._HOMES[name]}" for name in b.__all__)
+
+
+def test_what_is_not_public_is_no_name_and_what_is_is_listed() -> None:
+    with pytest.raises(AttributeError, match="module 'boundedgen' has no attribute 'Pipeline'"):
+        getattr(b, "Pipeline")  # noqa: B009
+    assert set(b.__all__) <= set(dir(b))
 
 
 def test_a_star_import_gives_them_and_nothing_else() -> None:

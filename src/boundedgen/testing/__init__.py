@@ -5,7 +5,7 @@
 Pytest finds the fixture `bounded_simulation` by itself.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from boundedgen.testing._clock import VirtualClock
 from boundedgen.testing._faults import Fault, FaultKind
@@ -34,12 +34,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What wants Hypothesis is imported when it is asked for."""
-    import importlib
+if not TYPE_CHECKING:  # mypy would believe that there is every name
 
-    if name == "strategies":
-        return importlib.import_module("boundedgen.testing.strategies")
-    if name == "BoundedMachine":
-        return importlib.import_module("boundedgen.testing._machine").BoundedMachine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        """What wants Hypothesis is imported when it is asked for."""
+        import importlib
+
+        if name == "strategies":
+            return importlib.import_module("boundedgen.testing.strategies")
+        if name == "BoundedMachine":
+            return importlib.import_module("boundedgen.testing._machine").BoundedMachine
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
