@@ -10,7 +10,7 @@ from boundedgen.abc import EngineHost, EngineLink, Request
 from boundedgen.testing._clock import VirtualClock
 from boundedgen.testing._faults import Fault, FaultKind
 from boundedgen.testing._sim import SimEngine
-from boundedgen.testing._sim_host import SimHost, SimLink, SimTokenizer
+from boundedgen.testing._sim_host import LATE_WORDS, SimHost, SimLink, SimTokenizer
 from boundedgen.testing._sim_model import SimModel
 from boundedgen.testing._sim_scheduler import Scheduler, WorkingStay, next_token
 
@@ -454,6 +454,18 @@ def test_late_words_of_a_dead_incarnation_arrive_at_the_next_one() -> None:
     second: SimLink = host.spawn(2)
     assert [r.incarnation for r in second.receive()] == [1]
     assert second.receive() == []
+
+
+def test_of_an_incarnation_that_has_said_much_only_its_latest_words_are_kept() -> None:
+    clock = VirtualClock()
+    link = SimHost(clock, QUICK, {1: [Fault(kind=K.LATE_WORDS, at_step=10**9)]}).spawn(1)
+    said: list[Report] = []
+    for stay in range(1, 2 * LATE_WORDS):
+        clock.advance(1.0)
+        link.admit(request(stay, new=1))
+        said += link.receive()
+    assert link.last_words() == said[-LATE_WORDS:]
+    assert len(said) > LATE_WORDS
 
 
 def test_the_simulated_tokenizer_is_lossless_for_text() -> None:

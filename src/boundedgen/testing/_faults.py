@@ -35,7 +35,7 @@ class FaultKind(enum.StrEnum):
     BOOT_LIES = "boot_lies"  #: it is ready, and its canary is another one than it should be
     GARBAGE = "garbage"  #: a frame that cannot be read, after a step
     UNKILLABLE = "unkillable"  #: lasting: a kill has no effect, `Exited` never comes
-    LATE_WORDS = "late_words"  #: reports of this incarnation arrive once more after the next one was spawned
+    LATE_WORDS = "late_words"  #: its latest reports (256) arrive once more after the next one was spawned
 
 
 BOOT_FAULTS = frozenset({FaultKind.STILLBORN, FaultKind.BOOT_FAILS, FaultKind.BOOT_DIES, FaultKind.BOOT_LIES})

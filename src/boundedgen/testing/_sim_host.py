@@ -1,5 +1,6 @@
 """`abc.EngineHost` and `abc.EngineLink` over a simulated engine: no process, no descriptor, a virtual clock."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -11,6 +12,7 @@ from boundedgen.testing._sim_model import SimModel
 
 __all__ = ["SimHost", "SimLink", "SimTokenizer"]
 
+LATE_WORDS = 256  #: reports, the latest of an incarnation
 _FIRST_BYTE = 3  # below: unknown, begin, end
 
 
@@ -49,7 +51,7 @@ class SimLink:
         self.disposed = False
         self._clock = clock
         self._late = list(echo)
-        self._heard: list[Report] = []
+        self._heard: deque[Report] = deque(maxlen=LATE_WORDS)
 
     @property
     def incarnation(self) -> int:
@@ -93,7 +95,7 @@ class SimLink:
         self.disposed = True
 
     def last_words(self) -> list[Report]:
-        """What arrives once more after the next spawn: all it said, if LATE_WORDS is among its faults."""
+        """What arrives once more after the next spawn: the latest it said, if LATE_WORDS is among its faults."""
         if not any(f.kind is FaultKind.LATE_WORDS for f in self.engine.faults):
             return []
         return [r for r in self._heard if not isinstance(r, Exited)]
