@@ -1,9 +1,10 @@
 """Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
 
+from itertools import accumulate
 from math import isfinite
 from typing import Any
 
-from attrs import fields
+import attrs
 
 from boundedgen._bounds import Bounds
 from boundedgen._core._events import Cause, PoolFacts, Pulse
@@ -26,17 +27,29 @@ from boundedgen._errors import (
 )
 from boundedgen._lease import hashed
 from boundedgen._probing import Verdict
-from boundedgen._snapshot import Snapshot
-from boundedgen._stats import Health, HealthState, PoolStats, ProbeVerdict, ReclaimStats, SchedulerStats, SequenceRow
+from boundedgen._snapshot import COUNTERS, Snapshot
+from boundedgen._stats import (
+    Health,
+    HealthState,
+    PoolStats,
+    ProbeVerdict,
+    ReclaimStats,
+    SchedulerStats,
+    SequenceRow,
+    made,
+)
 
 REFUSED_BY_CALL = (InvalidRequest, NeverFits, Saturated)
 REFUSED_BY_STATE = (PipelineClosed, EngineUnavailable, EngineFailed, DeviceUnavailable, ModelLoadFailed)
 # What has not happened yet is known to be 0.
 ENDINGS = dict.fromkeys((reason.value for reason in FinishReason), 0)
-BOUNDS = dict.fromkeys((bound.name for bound in fields(Bounds)), 0)
+BOUNDS = dict.fromkeys((bound.name for bound in attrs.fields(Bounds)), 0)
 LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refused"), 0)
 FAULTS = tuple(cause.value for cause in Cause if not cause.orderly)  # an orderly end must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
+COUNTED = tuple(f"{name}_total" for name in COUNTERS)
+EDGES = (*RECLAIM_EDGES, float("inf"))
+NOTHING: dict[str, Any] = {**dict.fromkeys(field.name for field in attrs.fields(SchedulerStats)), "step_current_s": 0.0}
 BEHIND = 1.0  #: seconds by which a driver may be late before that is STALLED
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
@@ -62,71 +75,73 @@ def lag(driver: Driver, snapshot: Snapshot, now: float) -> float:
     return 0.0 if snapshot.expected is None or driver.over else max(0.0, now - snapshot.expected)
 
 
-def _lateness(driver: Driver, snapshot: Snapshot, now: float) -> dict[str, Any]:
-    behind = lag(driver, snapshot, now)
-    return {"driver_lag_s": behind, "driver_lag_max_s": max(behind, driver.journal.lag_max_s)}
-
-
 def stats_of(
     driver: Driver, rejected: dict[str, int], now: float, probed: Verdict | None = None, *, sequences: bool
 ) -> SchedulerStats:
+    """Of one snapshot, which many may read: what is the same for all is found out once. Each has dicts of its own."""
     snapshot, pulse = driver.snapshot, pulse_of(driver)
-    pools = _pools(snapshot)
+    shown = snapshot.shown
+    if shown is None:
+        shown = snapshot.shown = _shown(snapshot)
+    census, behind = snapshot.census, lag(driver, snapshot, now)
+    fields = shown.copy()  # and then one by one: that is the quickest
+    fields["engine_pid"] = _pid(driver)
+    fields["oldest_waiting_s"] = _age(census.waiting_since, now)
+    fields["oldest_running_s"] = _age(census.running_since, now)
+    fields["oldest_stopping_s"] = _age(census.stopping_since, now)
+    if pulse.in_step:
+        fields["step_current_s"] = _age(pulse.begun_at, now)
+        fields["step_budget_s"] = driver.governor.watch.pace.budget(pulse)
+    fields["last_progress_s"] = _age(snapshot.progress_at, now)
+    fields["snapshot_age_s"] = _age(snapshot.at, now)
+    fields["driver_lag_s"] = behind
+    fields["driver_lag_max_s"] = max(behind, driver.journal.lag_max_s)
+    fields["rejected_total"] = REJECTIONS | rejected
+    fields["finished_total"] = shown["finished_total"].copy()
+    fields["deadlines_total"] = shown["deadlines_total"].copy()
+    fields["leases_total"] = {**shown["leases_total"], "refused": driver.refused.total}
+    fields["kills_total"] = shown["kills_total"].copy()
+    fields["reclaim"] = _reclaim(shown["reclaim"].copy())
+    if probed is not None:
+        fields.update(probed.shown(now))
+    if sequences:
+        fields["sequences"] = _rows(driver.governor, now)
+    return made(SchedulerStats, fields)
+
+
+def _shown(snapshot: Snapshot) -> dict[str, Any]:
+    """The fields that are the snapshot's alone; the others as they are where there is nothing to tell."""
+    pools, census, kills = _pools(snapshot), snapshot.census, snapshot.kills
     kv = pools[0] if pools else None
-    used = None if kv is None or snapshot.usage is None else _used(snapshot, kv)
-    counters = snapshot.counters
-    return SchedulerStats(
-        waiting=snapshot.waiting,
-        running=snapshot.running,
-        stopping=snapshot.stopping,
-        leases=snapshot.leases,
-        incarnation=snapshot.incarnation,
-        engine_pid=_pid(driver),
-        oldest_waiting_s=_age(snapshot.waiting_since, now),
-        oldest_running_s=_age(snapshot.running_since, now),
-        oldest_stopping_s=_age(snapshot.stopping_since, now),
-        blocks_total=None if kv is None else kv.blocks_total,
-        blocks_used=used,
-        blocks_free=None if kv is None else kv.blocks_free,
-        blocks_reserved=None if kv is None else kv.blocks_reserved,
-        block_size=None if snapshot.facts is None else snapshot.facts.block_size,
-        pools=pools,
-        cache_usage=snapshot.usage,
-        cache_usage_max=snapshot.usage_max,
-        cache_bytes=snapshot.cache_bytes,
-        engine_rss_bytes=snapshot.rss_bytes,
-        step_current_s=max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
-        step_budget_s=driver.governor.watch.pace.budget(pulse) if pulse.in_step else None,
-        last_step_s=snapshot.last_step_s,
-        last_progress_s=_age(snapshot.progress_at, now),
-        snapshot_age_s=max(0.0, now - snapshot.at),
-        **_lateness(driver, snapshot, now),
-        tokens_per_s=snapshot.tokens_per_s,
-        submitted_total=counters["submitted"],
-        rejected_total=REJECTIONS | rejected,
-        finished_total=ENDINGS | snapshot.finished,
-        deadlines_total=BOUNDS | snapshot.deadlines,
-        leases_total=LEASE_EVENTS | snapshot.lease_events | {"refused": driver.refused.total},
-        prompt_tokens_total=counters["prompt_tokens"],
-        tokens_total=counters["tokens"],
-        late_tokens_total=counters["late_tokens"],
-        steps_total=counters["steps"],
-        restarts_total=counters["restarts"],
-        kills_total={cause: snapshot.kills.get(cause, 0) for cause in FAULTS},
-        closes_total=snapshot.kills.get(Cause.CLOSE.value, 0),
-        recycled_total=snapshot.kills.get(Cause.RECYCLE.value, 0),
-        resumed_total=counters["resumed"],
-        paused_total=counters["paused"],
-        quarantined_total=counters["quarantined"],
-        requeued_total=counters["requeued"],
-        hopeless_total=counters["hopeless"],
-        service_error=snapshot.service_error,
-        ghosts_total=counters["ghosts"],
-        forgotten_total=counters["forgotten"],
-        reclaim=_reclaim(snapshot),
-        sequences=_rows(driver.governor, now) if sequences else None,
-        **({} if probed is None else probed.shown(now)),
-    )
+    return {
+        **NOTHING,
+        "waiting": census.waiting,
+        "running": census.running,
+        "stopping": census.stopping,
+        "leases": snapshot.leases,
+        "incarnation": snapshot.incarnation,
+        "blocks_total": None if kv is None else kv.blocks_total,
+        "blocks_used": None if kv is None else _used(snapshot, kv),
+        "blocks_free": None if kv is None else kv.blocks_free,
+        "blocks_reserved": None if kv is None else kv.blocks_reserved,
+        "block_size": None if snapshot.facts is None else snapshot.facts.block_size,
+        "pools": pools,
+        "cache_usage": snapshot.usage,
+        "cache_usage_max": snapshot.usage_max,
+        "cache_bytes": snapshot.cache_bytes,
+        "engine_rss_bytes": snapshot.rss_bytes,
+        "last_step_s": snapshot.last_step_s,
+        "tokens_per_s": snapshot.tokens_per_s,
+        **dict(zip(COUNTED, snapshot.counters, strict=True)),
+        "finished_total": ENDINGS | snapshot.finished,
+        "deadlines_total": BOUNDS | snapshot.deadlines,
+        "leases_total": LEASE_EVENTS | snapshot.lease_events,
+        "kills_total": {cause: kills.get(cause, 0) for cause in FAULTS},
+        "closes_total": kills.get(Cause.CLOSE.value, 0),
+        "recycled_total": kills.get(Cause.RECYCLE.value, 0),
+        "service_error": snapshot.service_error,
+        "reclaim": _reclaimed(snapshot),
+    }
 
 
 def _pools(snapshot: Snapshot) -> tuple[PoolStats, ...]:
@@ -134,7 +149,7 @@ def _pools(snapshot: Snapshot) -> tuple[PoolStats, ...]:
     if capacity is None:
         return ()
     reserved = snapshot.reserved or (0,) * len(capacity.pools)
-    return tuple(_pool(pool, taken) for pool, taken in zip(capacity.pools, reserved, strict=True))
+    return tuple([_pool(pool, taken) for pool, taken in zip(capacity.pools, reserved, strict=True)])
 
 
 def _pool(pool: PoolFacts, reserved: int) -> PoolStats:
@@ -151,16 +166,20 @@ def _used(snapshot: Snapshot, kv: PoolStats) -> int | None:
     return min(kv.blocks_total, round(snapshot.usage * facts.pools[0].blocks))
 
 
-def _reclaim(snapshot: Snapshot) -> ReclaimStats:
+def _reclaimed(snapshot: Snapshot) -> dict[str, Any]:
     count, steps, seconds, histogram = snapshot.reclaim
-    edges = (*RECLAIM_EDGES, float("inf"))
-    cumulative = {edge: sum(histogram[: i + 1]) for i, edge in enumerate(edges)}
+    cumulative = dict(zip(EDGES, accumulate(histogram), strict=True))
     proof = None if snapshot.facts is None else snapshot.facts.proof
-    return ReclaimStats(count_total=count, steps_max=steps, seconds_max=seconds, buckets_s=cumulative, proof=proof)
+    return {"count_total": count, "steps_max": steps, "seconds_max": seconds, "buckets_s": cumulative, "proof": proof}
+
+
+def _reclaim(fields: dict[str, Any]) -> ReclaimStats:
+    fields["buckets_s"] = fields["buckets_s"].copy()
+    return made(ReclaimStats, fields)
 
 
 def _age(since: float | None, now: float) -> float | None:
-    return None if since is None else max(0.0, now - since)
+    return None if since is None else now - since if now > since else 0.0
 
 
 def _rows(governor: Governor, now: float) -> tuple[SequenceRow, ...]:

@@ -1,23 +1,26 @@
 """What the driver publishes at the end of each wake: numbers and raw stamps, from which stats and health are made."""
 
-from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field
 
 from boundedgen._core._admission import Capacity
+from boundedgen._core._books import Census
 from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
 from boundedgen._core._life import Death
 
-COUNTERS = (
+COUNTERS: Final = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
     *("requeued", "hopeless", "resumed", "paused", "quarantined", "ghosts", "forgotten"),
 )
+_counted = attrgetter(*COUNTERS)
 
 
-@frozen
+@define(eq=False)
 class Snapshot:
-    """All of one moment. Instants are monotonic seconds."""
+    """All of one moment. Instants are monotonic seconds. Nobody changes one; that attrs forbids it costs, each wake."""
 
     at: float
     expected: float | None  #: the next wake-up of the driver, if nothing happens before
@@ -29,12 +32,7 @@ class Snapshot:
     facts: EngineFacts | None
     capacity: Capacity | None
     reserved: tuple[int, ...]
-    waiting: int
-    running: int
-    stopping: int
-    waiting_since: float | None
-    running_since: float | None
-    stopping_since: float | None
+    census: Census
     leases: int
     usage: float | None
     usage_max: float | None
@@ -46,13 +44,19 @@ class Snapshot:
     death: Death | None  #: why the engine is going or gone
     expected_at: float | None  #: when the engine will be there, as far as that can be told
     tokens_per_s: float | None
-    counters: Mapping[str, int]
+    counters: tuple[int, ...]  #: as in COUNTERS
     finished: dict[str, int]
     deadlines: dict[str, int]
     lease_events: dict[str, int]
     kills: dict[str, int]
     service_error: float | None  #: mean error of predicted service times, as a share; None: nothing was predicted yet
     reclaim: tuple[int, int, float, tuple[int, ...]]
+    #: what `stats()` tells of it whenever it is read, once it was read; not that of another one that was made from it
+    shown: dict[str, Any] | None = field(default=None, init=False)
+
+    @property
+    def waiting(self) -> int:
+        return self.census.waiting
 
 
 class Gauges:
@@ -70,7 +74,6 @@ class Gauges:
 
     def take(self, governor: Governor, expected: float | None, now: float) -> Snapshot:
         tally, life, report = governor.tally, governor.life, governor.last_report
-        census = governor.census()
         usage = None if report is None else report.usage
         if usage is not None:
             self._usage_max = max(self._usage_max or 0.0, usage)
@@ -89,12 +92,7 @@ class Gauges:
             facts=life.facts,
             capacity=governor.capacity,
             reserved=tuple(governor.ledger.reserved),
-            waiting=census.waiting,
-            running=census.running,
-            stopping=census.stopping,
-            waiting_since=census.waiting_since,
-            running_since=census.running_since,
-            stopping_since=census.stopping_since,
+            census=governor.census(),
             leases=len(governor.leases),
             usage=usage,
             usage_max=self._usage_max,
@@ -106,7 +104,7 @@ class Gauges:
             death=life.death,
             expected_at=life.expected_at(),
             tokens_per_s=self._tokens_per_s(tally.tokens, bool(governor.stays), now),
-            counters={name: getattr(tally, name) for name in COUNTERS},
+            counters=_counted(tally),
             finished=dict(tally.finished),
             deadlines=dict(tally.deadlines),
             lease_events=dict(tally.leases),

@@ -1,12 +1,16 @@
 """What stats and health say of a pipeline: ages, what an orderly close counts as, what it costs to ask, plain data."""
 
+import copy
 import json
 import logging
 import math
+import pickle
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
+import attrs
 import pytest
 from core.governed import Governed
 from core.hand_engine import A, HandEngine, lane, until
@@ -121,6 +125,84 @@ def test_a_fault_is_one_and_stays_one_after_the_close() -> None:
 def test_kills_are_told_by_every_cause_that_is_a_fault() -> None:
     with lane() as (pipeline, _):
         assert set(pipeline.stats().kills_total) == {cause.value for cause in ev.Cause} - {"close", "recycle"}
+
+
+# --- a value like any other ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers() -> Iterator[list[b.SchedulerStats]]:
+    """With and without anything inside, and before there was anything."""
+    engine = HandEngine(running_max=1)
+    engine.boots = False
+    pipeline = b.BoundedPipeline(None, engine=engine, clock=engine.clock)
+    try:
+        found = [pipeline.stats()]
+    finally:
+        pipeline.close()
+    with lane(HandEngine(running_max=1)) as (pipeline, _):
+        found.append(pipeline.stats())
+        generations = [pipeline.submit("x", max_new_tokens=4) for _ in range(2)]
+        until(lambda: pipeline.stats().waiting == 1)
+        generations[1].cancel()
+        until(lambda: pipeline.stats().finished_total["cancelled"] == 1)
+        yield [*found, pipeline.stats(), pipeline.stats(sequences=True)]
+
+
+def fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(fits(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) is Mapping:
+        pairs = value.items() if type(value) is dict else [(None, None)]
+        return all(fits(one, part) for pair in pairs for one, part in zip(pair, get_args(kind), strict=True))
+    return value is None if kind is NoneType else type(value) is kind
+
+
+def test_stats_are_what_their_constructor_would_have_made(answers: list[b.SchedulerStats]) -> None:
+    for made in (*answers, *(answer.reclaim for answer in answers)):
+        fields = attrs.fields(type(made))
+        assert sorted(vars(made)) == sorted(field.name for field in fields)
+        assert [f.name for f in fields if not fits(getattr(made, f.name), f.type)] == []
+        constructed: Any = type(made)(**{field.name: getattr(made, field.name) for field in fields})
+        assert constructed == made
+        assert repr(constructed) == repr(made)
+        assert attrs.asdict(constructed) == attrs.asdict(made)
+
+
+def test_stats_can_be_compared_copied_and_pickled_and_not_be_changed_or_hashed(answers: list[b.SchedulerStats]) -> None:
+    for made in (*answers, *(answer.reclaim for answer in answers)):
+        assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == copy.copy(made) == attrs.evolve(made) == made
+        name = attrs.fields(type(made))[0].name
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            setattr(made, name, 1)
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            delattr(made, name)
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(made)
+    assert attrs.evolve(answers[1], waiting=7) != answers[1]
+
+
+def test_no_answer_has_anything_in_common_with_another_that_could_be_changed() -> None:
+    with lane() as (pipeline, _):
+        first = pipeline.stats()
+        for counts in (*(value for value in vars(first).values() if isinstance(value, dict)), first.reclaim.buckets_s):
+            counts.clear()
+        again = pipeline.stats()
+    assert len(again.finished_total) == len(b.FinishReason)
+    assert all((again.rejected_total, again.deadlines_total, again.leases_total, again.kills_total))
+    assert again.reclaim.buckets_s
+
+
+def test_what_is_told_of_a_snapshot_is_found_out_once_and_not_kept_for_another() -> None:
+    with lane(HandEngine(running_max=1)) as (pipeline, _):
+        pipeline.stats()
+        snapshot = pipeline._driver.snapshot
+        shown = snapshot.shown
+        pipeline.stats()
+        assert shown is snapshot.shown is not None
+        assert attrs.evolve(snapshot, leases=3).shown is None
 
 
 # --- plain data ------------------------------------------------------------------------------------------------------
