@@ -181,7 +181,8 @@ def a_million(generations: int) -> list[Figure]:
     rss: list[float] = []
     objects: list[int] = []
     began = time.monotonic()
-    with Simulation(model=model, admission=b.Admission(margin=None)) as simulation:
+    limits = b.Limits(recorded=100)  # its pages fill and are turned, which is no growth: let them be small
+    with Simulation(model=model, limits=limits, admission=b.Admission(margin=None)) as simulation:
         for _ in range(samples):
             for _ in range(max(1, generations // samples // wave)):
                 _ended(simulation, wave)
