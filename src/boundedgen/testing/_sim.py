@@ -11,17 +11,7 @@ from typing import final
 
 from attrs import evolve
 
-from boundedgen._core._events import (
-    BootFailed,
-    Exited,
-    Finish,
-    Pulse,
-    Ready,
-    Release,
-    Report,
-    StepRaised,
-    WireBroken,
-)
+from boundedgen._core._events import BootFailed, Exited, Finish, Pulse, Ready, Release, Report, StepRaised, WireBroken
 from boundedgen._engine._child import HELD_EVERY
 from boundedgen._engine._guard import Guard
 from boundedgen._engine._load import Workload
@@ -234,8 +224,7 @@ class SimEngine:
     def _halt(self, stay: int, at: float) -> None:
         if stay in self._ghosts:
             self._ghosts.discard(stay)
-            self._tidings.released.append(Release(stay, steps=0, seconds=0.0, late_tokens=0))
-            self._tidings.news = True
+            self._tidings.release(Release(stay, steps=0, seconds=0.0, late_tokens=0))
         elif (row := self._rows.get(stay)) is not None:
             self._stop(row, at)
         elif self._arrivals.pop(stay, None):
@@ -387,10 +376,7 @@ class SimEngine:
         self._gone(stay)
         if self._take(K.GHOST, frozenset((stay,))) is not None:
             self._ghosts.add(stay)
-        stopped = row.stop_taken_at
-        steps = 0 if stopped is None else self._pulse.steps_ended - row.steps_at_stop
-        took = 0.0 if stopped is None else at - stopped
-        self._tidings.released.append(Release(stay, steps=steps, seconds=took, late_tokens=row.late_tokens))
+        self._tidings.released.append(row.release(self._pulse.steps_ended, at))
 
     def _gone(self, stay: int) -> None:
         del self._rows[stay]

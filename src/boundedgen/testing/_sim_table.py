@@ -4,7 +4,7 @@ from typing import final
 
 from attrs import define, field
 
-from boundedgen._core._events import SequenceResult
+from boundedgen._core._events import Release, SequenceResult
 from boundedgen._engine._load import sequences_of
 from boundedgen.abc import Request
 from boundedgen.testing._faults import Fault
@@ -36,6 +36,13 @@ class Row:
     def logprobs(self, tokens: int) -> tuple[float, ...]:
         """Of so many tokens; none where none were asked for."""
         return (-0.5,) * tokens if self.request.config.get("logprobs") else ()
+
+    def release(self, steps: int, at: float) -> Release:
+        """After so many steps, at that instant."""
+        stopped, stay = self.stop_taken_at, self.request.stay
+        if stopped is None:
+            return Release(stay, steps=0, seconds=0.0, late_tokens=self.late_tokens)
+        return Release(stay, steps=steps - self.steps_at_stop, seconds=at - stopped, late_tokens=self.late_tokens)
 
     def results(self, vocab_size: int) -> tuple[SequenceResult, ...]:
         """Of a request of several sequences: those that were asked for, best first."""
