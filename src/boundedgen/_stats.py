@@ -162,7 +162,7 @@ class HealthState(enum.StrEnum):
     STARTING = "starting"  #: the first engine has not been ready yet
     READY = "ready"  #: idle or full, as long as there is progress
     STALLED = "stalled"  #: there is work, and no progress that the budgets allow for; or the last probe failed
-    RECOVERING = "recovering"  #: the engine is being replaced; submissions wait
+    RECOVERING = "recovering"  #: the engine is being replaced; who has the time for it waits
     DRAINING = "draining"  #: closing; what is inside may still end
     FAILED = "failed"  #: given up: `Health.error` says why; build a new pipeline, in a new process
     CLOSED = "closed"  #: the end
@@ -179,7 +179,7 @@ class Health:
     since_s: float  #: how long `state` has been so; STALLED: since READY began
     incarnation: int  #: number of the engine's life, from 1
     error: BoundedGenError | None  #: the typed cause of FAILED, also once that is CLOSED; None: it has not failed
-    retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED
+    retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED, or never
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
     driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind (`driver_lag_s`)
     #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one

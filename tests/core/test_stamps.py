@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from boundedgen._core._events import Pulse
 from boundedgen._engine import _stamps
 from boundedgen._engine._stamps import StampReader, StampWriter
 
@@ -58,3 +59,13 @@ def test_a_writer_that_is_killed_in_the_middle_leaves_the_last_stamp_whole(
         writer.end(2.0)
     pulse = reader.read()
     assert (pulse.steps_begun, pulse.steps_ended, pulse.begun_at, pulse.scheduled) == (1, 0, 1.0, 5)
+
+
+def test_what_has_not_changed_is_not_read_again_and_what_has_is(page: int) -> None:
+    writer, reader = StampWriter(page), StampReader(page)
+    assert reader.read() == Pulse()
+    writer.begin(1.0, 5, 6)
+    first = reader.read()
+    assert reader.read() is first
+    writer.end(2.0)
+    assert (reader.read().steps_ended, reader.read().ended_at) == (1, 2.0)

@@ -67,21 +67,22 @@ class StampReader:
     """The parent's side. `read` may be called from any thread, also after `close`."""
 
     def __init__(self, fd: int) -> None:
-        self._last = Pulse()
+        self._last = (0, Pulse())  # its number, and what was read
         self._view: memoryview | None = memoryview(mmap.mmap(fd, _PAGE, prot=mmap.PROT_READ)).cast("Q")
 
     def read(self) -> Pulse:
         """The newest whole stamps; after `close`, those of that moment."""
-        view = self._view
-        if view is None:
-            return self._last
+        view, (known, last) = self._view, self._last
+        if view is None or view[0] == known:
+            return last
         for _ in range(_TRIES):
             number = view[0]
             fields = _SLOT.unpack_from(view, _SLOT_AT[number & 1])
             if view[0] == number:
-                self._last = Pulse(*fields)
+                last = Pulse(*fields)
+                self._last = number, last
                 break
-        return self._last
+        return last
 
     def close(self) -> None:
         """Give the page back, as soon as no thread reads it any more."""
