@@ -146,7 +146,7 @@ def test_every_input_of_the_governor_becomes_a_line_without_tokens_and_without_i
     refusal = ev.Refusal(1, "invalid", "x" * 5000)
     progress = ev.Progress(
         1, steps=1, began=0.0, ended=1.0, scheduled=1, usage=0.5, held=(1,), finished=(finish,), refused=(refusal,),
-        outputs=(ev.Output(1, (65501, 65502), (-0.5, -0.5)),),
+        outputs=(ev.Output(1, (65501, 65502), (-0.5, -0.5)),), singles=(6, 65501, 7, 65502),
     )  # fmt: skip
     given: dict[str, tuple[Any, ...]] = {
         "submit": (submission, 1.0),
@@ -164,6 +164,9 @@ def test_every_input_of_the_governor_becomes_a_line_without_tokens_and_without_i
     text = "\n".join(lines)
     assert LEASE not in text
     assert "65501" not in text
+    assert "65502" not in text
+    heard = next(line for line in map(json.loads, lines) if line["input"] == "receive")["args"][0]
+    assert (heard["singles"], heard["outputs"]) == ([6, 7], [{"stay": 1, "token_ids": 2, "logprobs": 2}])
     assert "private" not in text
     assert text.count(hashed(LEASE) or "never") == 6
     assert max(map(len, lines)) < 1000
