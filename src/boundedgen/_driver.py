@@ -169,10 +169,7 @@ class Driver:
         self.governor.tick(now)
         while effects := self.governor.poll():
             for effect in effects:
-                if type(effect) is ev.Emit:  # nearly all of them
-                    self._emit(effect, now)
-                else:
-                    self._carry_out(effect, now)
+                self._carry_out(effect, now)
         if (incarnation := self.leaving.to_kill(now)) is not None:
             self._on_link(incarnation, lambda link: link.kill())
         if self.link is not None:
@@ -239,6 +236,8 @@ class Driver:
 
     def _carry_out(self, effect: ev.Effect, now: float) -> None:
         match effect:
+            case ev.Emit():  # nearly all are, so it comes first
+                self._emit(effect, now)
             case ev.Admit():
                 self._admit(effect, now)
             case ev.Stop():
