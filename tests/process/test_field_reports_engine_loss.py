@@ -253,8 +253,9 @@ def test_field_report_30_an_engine_that_cannot_be_killed_is_given_up_and_close_r
 
 
 def test_field_report_31_a_lost_device_costs_those_inside_a_retryable_error_and_the_engine_its_life() -> None:
-    limits = Limits(running_max=6)
-    with contextlib.closing(simulated_lane({"raise_at": 15, "incarnations": [1]}, limits=limits)) as lane:
+    limits, restart = Limits(running_max=6), RestartPolicy(wait=lambda state: 1.0, stop=lambda state: False)
+    fault = {"raise_at": 15, "incarnations": [1]}
+    with contextlib.closing(simulated_lane(fault, limits=limits, restart=restart)) as lane:
         lane.wait_ready()
         inside = many(lane, 6)
         waiting = [lane.submit([7], max_new_tokens=5, **FULL) for _ in range(4)]

@@ -160,10 +160,10 @@ def a_cancel_that_waits(patch: pytest.MonkeyPatch) -> None:
 def ends_that_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     count = Governor._count_end
 
-    def twice(self: Governor, sequence: Sequence, why: b.FinishReason, bound: str) -> None:
-        count(self, sequence, why, bound)
-        if why is b.FinishReason.CANCELLED:
-            count(self, sequence, why, bound)
+    def twice(self: Governor, sequence: Sequence, reason: str, bound: str) -> None:
+        count(self, sequence, reason, bound)
+        if reason == b.FinishReason.CANCELLED:
+            count(self, sequence, reason, bound)
 
     patch.setattr(Governor, "_count_end", twice)
 
