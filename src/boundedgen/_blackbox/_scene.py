@@ -253,25 +253,26 @@ def plain(value: Any) -> Any:
         return value if abs(value) != float("inf") else str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
-    if (names := _names(value)) is not None:
+    if (names := _names_of(type(value))) is not None:
         return {name: _field(value, name) for name in names}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in value]
     return type(value).__name__
 
 
-def _names(value: Any) -> Iterable[str] | None:
-    """Of its fields; None: it has none."""
-    kind = type(value)
-    return [field.name for field in fields(kind)] if has(kind) else getattr(kind, "_fields", None)
+def _names_of(kind: type) -> Iterable[str] | None:
+    """Of its fields; None: they have none. A named tuple is no row: what is not to be told is known by its name."""
+    if has(kind):
+        return [field.name for field in fields(kind)]
+    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
 
 
 def _field(owner: Any, name: str) -> Any:
     value = getattr(owner, name)
     if name in ("token_ids", "logprobs"):
         return len(value)
-    if name == "singles":  # stays and token ids in turn
-        return value[::2]
+    if name == "singles":  # stay, token id, stay, token id, …
+        return list(value[::2])
     if name == "lease" or (name == "id" and isinstance(owner, Lease)):
         return hashed(value)
     return plain(value)
