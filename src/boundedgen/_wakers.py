@@ -78,23 +78,25 @@ class Wakers:
 
 class _Desk:
     """Of one event loop, which is called once for all who are woken until it comes: each call costs a system call here
-    and a turn of the loop there, and a step has news for many at once."""
+    and a turn of the loop there, and a step has news for many at once. Held by whoever waits and by the loop alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+        self._loop = loop
         self._woken: deque[asyncio.Future[None]] = deque()
         self._called = False
 
     def resolve(self, future: "asyncio.Future[None]") -> None:
-        """From any thread. `future` keeps the loop."""
+        """From any thread."""
         self._woken.append(future)
         if self._called:
             return
-        self._called = True
-        loop = self._loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            if loop is not None:
-                loop.call_soon_threadsafe(self._deliver)
+        try:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                self._loop.call_soon_threadsafe(self._deliver)
+        except BaseException:  # an interrupt: the next one calls
+            self._called = False
+            raise
 
     def _deliver(self) -> None:
         self._called = False  # first: whoever is woken from here on calls again, or is found below
@@ -104,9 +106,15 @@ class _Desk:
                 future.set_result(None)
 
 
-_desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
+# A desk holds its loop, by those who were woken: one that was closed over them is to go with all that they hold.
+_desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[_Desk]] = weakref.WeakKeyDictionary()
 
 
 def _desk_of(loop: asyncio.AbstractEventLoop) -> _Desk:
-    desk = _desks.get(loop)
-    return _desks.setdefault(loop, _Desk(loop)) if desk is None else desk
+    """In the loop's own thread."""
+    known = _desks.get(loop)
+    desk = None if known is None else known()
+    if desk is None:
+        desk = _Desk(loop)
+        _desks[loop] = weakref.ref(desk)
+    return desk

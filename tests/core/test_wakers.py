@@ -231,3 +231,44 @@ def test_a_loop_is_not_kept_by_having_been_waited_in() -> None:
     del loop
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("woken_first", [False, True], ids=["closed, then woken", "woken, then closed"])
+def test_a_loop_that_was_closed_over_its_waiters_is_not_kept_by_their_wake_up(woken_first: bool) -> None:
+    wakers, loop = Wakers(), asyncio.new_event_loop()
+    task = loop.create_task(wakers.until(lambda: False))
+    loop.run_until_complete(asyncio.sleep(0))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    for step in (wakers.wake, loop.close) if woken_first else (loop.close, wakers.wake):
+        step()
+    gone = weakref.ref(loop), weakref.ref(task)
+    del loop, task, step
+    gc.collect()
+    assert [one() for one in gone] == [None, None], "what its coroutines hold, generations maybe, is let go of"
+
+
+def test_a_call_that_was_interrupted_is_made_by_the_next_who_wakes() -> None:
+    class Interrupted(CountingLoop):
+        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:  # type: ignore[override]
+            if not self.calls:
+                self.calls += 1
+                raise KeyboardInterrupt
+            return super().call_soon_threadsafe(*args, **kwargs)
+
+    loop, wakers, done = Interrupted(), Wakers(), list[int]()
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(wakers.until(lambda: bool(done), 5.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        done.append(1)
+        with pytest.raises(KeyboardInterrupt):
+            wakers.wake()
+        wakers.wake()
+        assert await asyncio.gather(*tasks) == [True, True]
+        assert loop.time() - began < 4
+
+    began = loop.time()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
