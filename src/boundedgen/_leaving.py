@@ -37,7 +37,7 @@ class Leaving:
             self._bury(box, driver, report, now)
             return
         driver.governor.receive(report, now)
-        if box is not None and isinstance(report, ev.Progress):
+        if box is not None and isinstance(report, ev.Progress) and report is driver.governor.last_report:
             box.heard(report, len(driver.governor.stays))
 
     def _bury(self, box: BlackBox, driver: Driver, report: ev.Exited, now: float) -> None:

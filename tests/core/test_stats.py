@@ -7,6 +7,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
@@ -98,6 +99,32 @@ def test_to_ask_costs_the_same_however_many_wait() -> None:
             generation.cancel()
         until(lambda: pipeline.stats().running + pipeline.stats().waiting == 1)
         assert median(pipeline.stats) < 10 * few
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_without_a_step_is_not_taken_for_one(tmp_path: Path) -> None:
+    """One is refused while the engine rests, say: then the report begins nowhere, and ends where the last step did."""
+    with lane(black_box=tmp_path) as (pipeline, engine):
+        served = pipeline.submit("x", max_new_tokens=4)
+        engine.say(A)
+        engine.finish()
+        served.result(20)
+        before, refused = pipeline.stats(), pipeline.submit("x", max_new_tokens=4)
+        refusal = ev.Refusal(engine.stay(1), "invalid", "by hand")
+        until(lambda: pipeline.stats().steps_total == before.steps_total + 1)
+        ended = engine.now()
+        engine.link.tell(ev.Progress(1, engine.link._steps, 0.0, ended, 0, 0.7, None, refused=(refusal,)))
+        with pytest.raises(b.InvalidRequest):
+            refused.result(20)
+        stats = pipeline.stats()
+        assert stats.last_step_s == 0.0
+        assert stats.cache_usage == 0.1, "as of the last step"
+        engine.die()
+        until(lambda: bool(list(tmp_path.glob("2*-died"))))
+    lines = (next(tmp_path.glob("2*-died")) / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, stats.steps_total + 1))
 
 
 # --- an orderly close ------------------------------------------------------------------------------------------------

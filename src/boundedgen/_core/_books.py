@@ -62,7 +62,7 @@ class Books:
         self.names = Names()  # of those that have a label
         self.stays: dict[int, Stay] = {}  # all that are not GONE
         self.ended: deque[Ended] = deque(maxlen=limits.ended_kept)
-        self.last_report: ev.Progress | None = None
+        self.last_report: ev.Progress | None = None  # of a step, or several: others tell of refusals and the like
         self.capacity: Capacity | None = None  # of the last incarnation that became ready
         self._forget_after = forget_after
         self._wall: Agenda[int] = Agenda()  # total, queued: monotonic instants

@@ -18,7 +18,8 @@ class Reporting(Recycling):
             return
         if report.steps - self.watch.steps <= 1:  # of merged ones it is not known which step was in time
             self._expire_before(report.ended, now)
-        self.last_report = report
+        if report.steps > self.watch.steps:
+            self.last_report = report
         if report.rss_bytes is not None:
             self.life.rss_bytes = report.rss_bytes
         self.tally.steps += report.steps - self.watch.steps
