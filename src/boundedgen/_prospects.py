@@ -86,11 +86,12 @@ class Prospects:
         `tokens`: that it may generate. One that has an engine, and nobody ahead of it, is never refused.
         """
         forecast, margin = self._driver.governor.forecast, self._admission.margin
+        longer = 0.0 if margin is None else 1.0 + margin
         given = min(_given(bounds), _INFINITE if bounds.first_token is None else bounds.first_token)
         outage, turns = self._outage_s(), forecast.wait_s(ahead) if ahead else None
-        if margin is None or given <= 0 or not (outage or turns):  # what is over is answered as such
+        if not longer or given <= 0 or not (outage or turns):  # what is over is answered as such
             return None
-        service, longer = forecast.service_s(1, tokens) or 0.0, 1.0 + margin
+        service = forecast.service_s(1, tokens) or 0.0
         if longer * (outage + (turns or 0.0) + service) <= given:  # at most; what is expected takes longer to say
             return None
         service, first = (forecast.service_s(1, n) or 0.0 for n in (forecast.expected_tokens(tokens), 1))
@@ -109,6 +110,8 @@ class Prospects:
             kind: type[EngineUnavailable | Saturated] = EngineUnavailable if in_vain else Saturated
             until = f"{outage:.3g} s until the engine is there, then " if outage else ""
             text = f"about {until}{queue:.3g} s to wait{what}, {within:.3g} s given"
+            if outage == _INFINITE:
+                text = f"RestartPolicy put off the engine's restart for ever, {within:.3g} s given"
             late = longer * queue - max(0.0, within - longer * takes)  # all of the queue at most
             return partial(self._refusal, kind, text, owner, late)
         return None

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -82,7 +83,9 @@ def test_a_drain_that_makes_no_sense_is_refused_in_the_caller_s_thread(drain: An
         assert pipeline.health().ready
 
 
-@pytest.mark.parametrize(("margin", "error"), [(None, b.DeadlineExceeded), (0.25, b.EngineUnavailable)])
+@pytest.mark.parametrize(
+    ("margin", "error"), [(None, b.DeadlineExceeded), (-1.0, b.DeadlineExceeded), (0.25, b.EngineUnavailable)]
+)
 def test_a_restart_that_is_put_off_for_ever_harms_nobody(margin: float | None, error: type[b.BoundedGenError]) -> None:
     policy = b.RestartPolicy(wait=lambda state: math.inf, stop=tenacity.stop_never)
     with lane(restart=policy, admission=b.Admission(margin=margin)) as (pipeline, engine):
@@ -95,6 +98,7 @@ def test_a_restart_that_is_put_off_for_ever_harms_nobody(margin: float | None, e
             with pytest.raises(error) as caught:
                 pipeline.submit("x", max_new_tokens=8, bounds=b.Bounds(total=0.05)).result(20)
             assert 60.0 <= getattr(caught.value, "retry_after_s", 60.0) <= 180.0
+            assert not re.search(r"\b(inf|nan)\b", str(caught.value)), "it is said in words"
         json.dumps(pipeline.health().to_dict(), allow_nan=False)
 
 
