@@ -3,7 +3,6 @@
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -28,14 +27,13 @@ def effects_of(pipeline: b.BoundedPipeline) -> list[Effect]:
     came: list[Effect] = []
     driver: Any = pipeline._driver
 
-    def watched(carry_out: Callable[[Effect, float], None]) -> Callable[[Effect, float], None]:
-        def carry(effect: Effect, now: float) -> None:
-            came.append(effect)
-            carry_out(effect, now)
+    carry_out = driver._carry_out
 
-        return carry
+    def carry(effect: Effect, now: float) -> None:
+        came.append(effect)
+        carry_out(effect, now)
 
-    driver._carry_out, driver._emit = watched(driver._carry_out), watched(driver._emit)
+    driver._carry_out = carry
     return came
 
 
