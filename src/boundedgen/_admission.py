@@ -1,6 +1,6 @@
 """`Admission`: how sequences are let into the engine, and in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, final
 
 from attrs import field, frozen
@@ -46,8 +46,13 @@ def _covered(value: Any) -> float:
 def _weights(value: Any) -> Mapping[str, float]:
     if not isinstance(value, Mapping):
         raise TypeError(f"Admission.weights must be a mapping of owners to numbers, not {short(value)}")
+    return {_owner(owner): _weight(owner, weight) for owner, weight in _pairs(value)}
+
+
+def _pairs(value: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """What is wrong with one of them is not said here."""
     with reading("Admission.weights", TypeError):
-        return {_owner(owner): _weight(owner, weight) for owner, weight in value.items()}
+        yield from ((owner, weight) for owner, weight in value.items())
 
 
 def _owner(owner: Any) -> str:
@@ -57,7 +62,8 @@ def _owner(owner: Any) -> str:
 
 
 def _weight(owner: Any, weight: Any) -> float:
-    plain = real_number(weight)
+    with reading("Admission.weights", TypeError):
+        plain = real_number(weight)
     if plain is None:
         raise TypeError(f"Admission.weights[{short(owner)}] must be a number, not {short(weight)}")
     if not 1 / MOST <= plain <= MOST:

@@ -168,6 +168,21 @@ def test_more_seconds_than_a_float_holds_are_infinitely_many() -> None:
 
 
 @pytest.mark.parametrize(
+    ("weights", "kind", "said"),
+    [
+        ({"batch": 0}, ValueError, r"weights\['batch'\] is 0; give more than 0, at most 1e\+09"),
+        ({"batch": -0.5}, ValueError, r"weights\['batch'\] is -0.5; give more than 0"),
+        ({"batch": "half"}, TypeError, r"weights\['batch'\] must be a number, not 'half'"),
+        ({7: 1.0}, TypeError, r"weights is by owner, a str, not 7"),
+        ([("batch", 1.0)], TypeError, r"weights must be a mapping of owners to numbers, not a list of 1"),
+    ],
+)
+def test_a_wrong_weight_is_named_with_its_owner(weights: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=rf"^Admission.{said}"):
+        Admission(weights=weights)
+
+
+@pytest.mark.parametrize(
     ("kind", "wrong", "meant"),
     [
         (Bounds, "totl", "total"),
