@@ -197,7 +197,9 @@ class Generation:
         if kind is DeadlineExceeded:
             known["deadline"] = Deadline(settled.deadline, settled.bound)
             why = f"; {settled.detail}" if settled.detail else ""
-            return kind(f"{about} reached its bound {settled.bound!r} after {partial.total_s:.2f} s{why}", **known)
+            early = self._flow.submission.submitted_at + partial.total_s < settled.deadline
+            end = "was not let in any more" if early else f"reached its bound {settled.bound!r}"
+            return kind(f"{about} {end} after {partial.total_s:.2f} s{why}", **known)
         return kind(f"{about} ended {reason.name}" + (f": {settled.detail}" if settled.detail else ""), **known)
 
     def wait_reclaimed(self, timeout: float | timedelta | None = None) -> Reclamation:

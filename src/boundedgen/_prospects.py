@@ -96,10 +96,11 @@ class Prospects:
             return None
         service, first = (forecast.service_s(1, n) or 0.0 for n in (forecast.expected_tokens(tokens), 1))
         queue = self._batches_s(ahead, service) if outage and turns else turns or 0.0
-        for within, away, own, what in (
-            (bounds.queued, outage, 0.0, ""),
-            (bounds.first_token, 0.0, first, f" and {first:.3g} s to the first token"),  # it stands still in an outage
-            (bounds.total, outage, service, f" and {service:.3g} s to generate"),
+        still = " once the engine is there" if outage else ""  # for as long as it is not, `first_token` stands still
+        for name, within, away, own, what in (
+            ("queued", bounds.queued, outage, 0.0, ""),
+            ("first_token", bounds.first_token, 0.0, first, f"to the first token{still}"),
+            ("total", bounds.total, outage, service, "to generate"),
         ):
             if within is None:
                 continue
@@ -108,13 +109,18 @@ class Prospects:
                 continue
             in_vain = away and longer * (away + takes) > within  # also if nobody were ahead of it
             kind: type[EngineUnavailable | Saturated] = EngineUnavailable if in_vain else Saturated
-            until = f"{outage:.3g} s until the engine is there, then " if outage else ""
-            text = f"about {until}{queue:.3g} s to wait{what}, {within:.3g} s given"
-            if outage == _INFINITE:
-                text = f"RestartPolicy put off the engine's restart for ever, {within:.3g} s given"
+            text = self._words(name, within, ((away, "until the engine is there"), (queue, "to wait"), (takes, what)))
             late = longer * queue - max(0.0, within - longer * takes)  # all of the queue at most
             return partial(self._refusal, kind, text, owner, late)
         return None
+
+    def _words(self, name: str, within: float, spans: tuple[tuple[float, str], ...]) -> str:
+        whole, margin = sum(span for span, _ in spans), self._admission.margin or 0.0
+        if whole == _INFINITE:
+            return f"RestartPolicy put off the engine's restart for ever, and {name} is {within:.3g} s"
+        told = ", ".join(f"{span:.3g} s {until}" for span, until in spans if span)
+        counted = f": {(1.0 + margin) * whole:.3g} s with Admission.margin" if margin else ""
+        return f"about {told}{counted}, and {name} is {within:.3g} s"
 
     def _batches_s(self, ahead: int, service: float) -> float:
         """An engine that comes back is empty: as many come in at once as it holds, which is as many as have their turns

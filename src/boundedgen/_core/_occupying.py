@@ -49,7 +49,8 @@ class Occupying(Adapting):
         service = self._takes(sequence, self.forecast.expected_tokens(most))
         if service * (1.0 + margin) <= left:
             return None
-        return f"it would take about {service:.3g} s, and {left:.3g} s were left"
+        counted = f", {service * (1.0 + margin):.3g} s with Admission.margin" if margin else ""
+        return f"it would take about {service:.3g} s{counted}, and {left:.3g} s were left"
 
     def _takes(self, sequence: Sequence, tokens: int) -> float:
         """Seconds inside, as far as is known."""
