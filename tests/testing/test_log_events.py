@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_a_failed_idle_probe_is_a_warning_once_and_so_is_its_recovery(caplog: py
         sim.advance(60 + 10.1)
         assert sim.pipeline.health().state is b.HealthState.STALLED
         assert sim.pipeline.probe(1).verdict is b.ProbeVerdict.FAILED
-        assert said(caplog, "probe") == [("WARNING", "a probe failed: no token within 10.0 s")]
+        late = "a probe failed: no token within 10.0 s; a step had been under way for 10.0 s, of at most 20 s"
+        assert said(caplog, "probe") == [("WARNING", late)]
         sim.advance(120)
         assert sim.pipeline.health().last_probe == "ok"
         (again,) = said(caplog, "probe")[1:]
@@ -100,6 +102,20 @@ def test_a_recycling_is_told_when_it_is_due_when_it_pauses_and_when_it_is_put_of
         assert sim.pipeline.stats().recycled_total == 1
         assert len(said(caplog, "replaced", "paus", "put off")) == 5
         assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_a_deadline_tells_of_a_step_that_does_not_return() -> None:
+    with Simulation(model=MODEL) as sim:
+        inside = sim.pipeline.submit("hello", max_new_tokens=1000, bounds=b.Bounds(total=8))
+        sim.advance(2)
+        short = sim.pipeline.submit("hello", max_new_tokens=1000, bounds=b.Bounds(total=1))
+        with pytest.raises(b.DeadlineExceeded) as caught:
+            short.result()
+        assert caught.value.detail == "", "steps come and go"
+        sim.inject(Fault(kind="wedge"))
+        with pytest.raises(b.DeadlineExceeded) as caught:
+            inside.result()
+        assert re.fullmatch(r"a step had been under way for 4\.5 s, of at most 1\d\S* s", caught.value.detail)
 
 
 def test_a_deadline_tells_of_the_engine_that_was_not_there() -> None:

@@ -14,6 +14,7 @@ from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._errors import FinishReason as Why
 
 OUTAGE = 0.05  #: seconds without an engine that are worth a word
+LONG_STEP = 1.0  #: seconds in one step that are
 
 
 class Settling(Books):
@@ -148,12 +149,14 @@ class Settling(Books):
         self._settle(sequence, Why.DEADLINE, now, self._meanwhile(sequence, now), bound=deadline.bound, at=deadline.at)
 
     def _meanwhile(self, sequence: Sequence, now: float) -> str:
-        """What the engine has to do with a deadline that was reached, in words; empty: it was there all the time."""
+        """What the engine has to do with a deadline that was reached, in words; empty: it was there, and went on."""
         said = ["it had not entered the engine"] if sequence.admitted_at is None else []
-        life, stood = self.life, self.clock.stood(now) - sequence.stood
+        life, stood, pulse = self.life, self.clock.stood(now) - sequence.stood, self.watch.pulse
         if not life.up:
             doing, why = "started" if life.facts is None else "replaced", life.why()
             said.append(f"the engine was being {doing}" + (f": {why}" if why else ""))
         elif stood >= OUTAGE:
             said.append(f"for {stood:.1f} s of that the engine was being replaced")
+        if life.up and pulse.in_step and (under_way := now - pulse.begun_at) >= LONG_STEP:
+            said.append(f"a step had been under way for {under_way:.1f} s, of at most {self.watch.step_budget():.3g} s")
         return "; ".join(said)
