@@ -98,7 +98,11 @@ class Policy:
             return True
         if (left := self.left_s(state)) is not None and state.upcoming_sleep >= left:
             return True
-        return not self.budget._retry()
+        if self.budget._retry():
+            return False
+        if state.outcome is not None and (error := state.outcome.exception()) is not None:
+            error.add_note(f"not tried again: the RetryBudget is used up ({self.budget})")
+        return True
 
     def left_s(self, state: RetryCallState) -> float | None:
         return None if self.total is None else max(0.0, state.start_time + self.total - self.clock())
@@ -179,7 +183,8 @@ def retrying(
     - `total`: seconds or a timedelta from the first attempt: no wait begins that would end later. It does not end an
       attempt that is under way: give it `bounds`. None: no such bound.
     - `attempts`: at most so many, the first one included; None: no such bound, or 3 if there is no `total` either.
-    - `budget`: a RetryBudget that calls share. None: one that all calls share that bring none.
+    - `budget`: a RetryBudget that calls share. None: one that all calls share that bring none. An error that is not
+      tried again since it is used up has a note (PEP 678) that says so.
     - `wait`: a tenacity strategy; its seconds come on top of the error's `retry_after_s`, so that clients do not come
       back in step. None: `wait_random_exponential(multiplier=0.2, max=10)`.
     - `before_sleep`: called with tenacity's state before each wait, for a log.

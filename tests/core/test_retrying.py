@@ -161,6 +161,18 @@ def test_a_budget_of_nothing_allows_no_retry_and_one_that_is_not_used_is_not_tak
     assert kept.left == 3.0
 
 
+def test_an_error_that_is_not_tried_again_for_want_of_budget_says_so() -> None:
+    caller = Caller(*(saturated() for _ in range(5)))
+    with pytest.raises(Saturated) as caught:
+        caller.call(total=30, budget=RetryBudget(ratio=0.1, reserve=1))
+    assert caller.calls == 2
+    (note,) = caught.value.__notes__
+    assert note == "not tried again: the RetryBudget is used up (<RetryBudget 0.0 of 1>)"
+    with pytest.raises(Saturated) as caught:
+        Caller(*(saturated() for _ in range(5))).call(attempts=2, budget=RetryBudget())
+    assert not hasattr(caught.value, "__notes__"), "it was for another reason"
+
+
 def test_calls_without_a_budget_share_one() -> None:
     before = SHARED.left
     Caller(saturated()).call(attempts=2, budget=None)
