@@ -39,11 +39,10 @@ def test_a_short_run_of_each_part_has_figures_of_all_it_measures(part: str, tmp_
 
 
 @pytest.mark.slow
-def test_a_short_run_of_the_policies_has_all_rows_of_their_table() -> None:
+def test_the_table_of_the_policies_is_what_their_command_says_today() -> None:
+    """Whoever changes how sequences are let in writes it anew: `python benchmarks/policies.py`."""
     page = (BENCHMARKS.parent / "docs" / "overload.md").read_text()
-    said = run("policies", "--seconds", "10").splitlines()
-    assert len(said) == 11
-    assert all(f"\n| {line.split(' | ')[0][2:]} |" in page for line in said[2:])
+    assert run("policies") in page
 
 
 @pytest.mark.gpu
