@@ -102,7 +102,8 @@ def deadline(pipeline: b.BoundedPipeline, total: float) -> None:
 def lease(pipeline: b.BoundedPipeline) -> None:
     title("A client that dies while its proxy goes on reading")
     lease = pipeline.lease("agent-7", ttl=1)
-    generation = pipeline.submit(STORY, lease=lease, **LONG)
+    longer = LONG | {"max_new_tokens": 12_000}  # a fast engine would end before the lease
+    generation = pipeline.submit(STORY, lease=lease, **longer)
     client = threading.Thread(target=heartbeats, args=(lease,))
     client.start()
     try:
