@@ -158,12 +158,15 @@ class GenerationError(BoundedGenError):
 
 @final
 class DeadlineExceeded(GenerationError, TimeoutError):
-    """A bound was reached. `deadline` names it. For the bound `queued` nothing was computed yet: 503 and retryable."""
+    """A bound was reached. `deadline` names it. For the bound `queued` nothing was computed yet: 503 and retryable.
+
+    So it is for one that is not let in any more, since too little of its `total` is left (Admission.margin).
+    """
 
     http_status_hint = 504
     grpc_status_hint = "DEADLINE_EXCEEDED"
     finish_reason = FinishReason.DEADLINE
-    deadline: Deadline | None = None  #: the one that was reached
+    deadline: Deadline | None = None  #: the one that was reached; of one that is not let in any more, of its `total`
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(message, **fields)
