@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import math
 import os
+import resource
 import struct
 import threading
 import time
@@ -31,12 +33,14 @@ from boundedgen._core._events import (
     StepRaised,
 )
 from boundedgen._engine._frames import Decoder, Outbox, WireError
+from boundedgen._engine._line import Line
 from boundedgen._engine._stamps import StampReader, StampWriter, create
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode, encode
 from boundedgen.abc import Request
 
 LIMIT = 1 << 16
 INCARNATION = 7
+HIGH = 1100  #: the number of a descriptor
 
 ids = st.integers(0, 2**63)
 seconds = st.floats(allow_nan=False)
@@ -303,6 +307,36 @@ def test_an_outbox_never_waits_for_a_full_pipe_and_goes_on_where_it_stopped() ->
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_what_is_said_last_is_heard_however_many_descriptors_its_server_has() -> None:
+    """The pipe's ends have the same numbers in the engine's process, and `select` takes none above 1023."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= HIGH + 1:
+        pytest.skip("this process may not have so many")
+    (never, commands), (read, write) = os.pipe(), os.pipe()
+    reports = fcntl.fcntl(write, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    os.close(write)
+    line = Line(never, reports, INCARNATION, LIMIT)
+    said, heard = BootFailed(INCARNATION, "other", "x" * 200_000, permanent=True), bytearray()
+
+    def hear() -> None:
+        while piece := os.read(read, 1 << 16):
+            heard.extend(piece)
+
+    thread = threading.Thread(target=hear)
+    try:
+        line.send(said)
+        assert line.busy
+        thread.start()
+        line.flush_all()
+        assert not line.busy
+    finally:
+        os.close(reports)
+        thread.join(20)
+        for fd in (never, commands, read):
+            os.close(fd)
+    (frame,) = Decoder(1 << 20).feed(bytes(heard))
+    assert decode(frame) == said
 
 
 # --- stamps ------------------------------------------------------------------------------------------------------

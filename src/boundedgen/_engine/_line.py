@@ -56,8 +56,10 @@ class Line:
 
     def flush_all(self) -> None:
         """Returns when the parent has read everything."""
+        room = select.poll()
+        room.register(self._reports, select.POLLOUT)
         while self._outbox:
-            select.select([], [self._reports], [])
+            room.poll()
             self.flush()
 
     def _read(self) -> list[Word]:
