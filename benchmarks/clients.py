@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ class Manners:
     proxy: float = 300.0
     orphans: float = 0.05  #: so many more clients, as a share of the well-behaved ones
     stops: float = 0.05
+
+
+@frozen
+class Rate:
+    """What a lane serves. A machine that is shared changes its speed within minutes: so much a step stays the same."""
+
+    per_s: float  #: requests
+    per_step: float | None  #: requests; None: there were no steps to speak of
 
 
 @define
@@ -147,8 +155,16 @@ class Clients:
                 return
             await asyncio.sleep(attempt.retry_after or 0.0)
 
-    async def closed_loop(self, sequences: int, seconds: float) -> float:
-        """Requests a second that the lane serves when so many clients wait for it, one after the other each.
+    def rate(self, ended: Sequence[float], since: float, until: float) -> Rate:
+        """Of requests that ended at these instants."""
+        looks = [sample for sample in self.samples if since < sample["at"] <= until]
+        steps = looks[-1]["steps_total"] - looks[0]["steps_total"] if looks else 0
+        meanwhile = sum(looks[0]["at"] < at <= looks[-1]["at"] for at in ended) if looks else 0
+        per_s = sum(since < at <= until for at in ended) / (until - since)
+        return Rate(per_s, meanwhile / steps if steps else None)
+
+    async def closed_loop(self, sequences: int, seconds: float) -> Rate:
+        """What the lane serves when so many clients wait for it, one after the other each.
 
         After a first round they begin one by one: those that begin together also end together, all at once or not at
         all within the time that is counted.
@@ -172,7 +188,7 @@ class Clients:
         since = self.now + 2 * round_s
         until = since + max(seconds, 2 * round_s)
         await asyncio.gather(*(again_and_again(n * round_s / sequences) for n in range(sequences)))
-        return sum(since < at <= until for at in ended) / (until - since)
+        return self.rate(ended, since, until)
 
     async def attempt(
         self,

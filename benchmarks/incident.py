@@ -209,7 +209,7 @@ def complaints(told: Told) -> list[str]:
 async def tokens_of_a_generation() -> int:
     """So many take the raw loop SERVICE seconds on this machine, at this hour."""
     async with lane(SCRIPTS["raw"], spec(), MANNERS) as clients:
-        rate = await clients.closed_loop(SLOTS, 5.0)
+        rate = (await clients.closed_loop(SLOTS, 5.0)).per_s
     return min(LONGEST, int(SERVICE * rate * MANNERS.new / SLOTS))
 
 

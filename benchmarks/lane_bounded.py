@@ -143,6 +143,7 @@ class BoundedLane:
                 "orphan_s": time.monotonic() - min(orphans, default=time.monotonic()),
                 "usage": stats.cache_usage or 0.0,
                 "steps": self._steps,
+                "steps_total": stats.steps_total,
                 "hopeless": stats.hopeless_total,
                 "late_tokens": stats.late_tokens_total,
                 "kills": sum(stats.kills_total.values()),

@@ -35,6 +35,7 @@ class RawLane:
         self._pipeline = raw_loop.load(spec["model"], spec["scheduler"])
         self._inside: dict[int, Inside] = {}
         self._steps: list[float] = []
+        self._steps_total = 0
         self._sampled = time.monotonic()
 
     def run(self) -> None:
@@ -77,6 +78,7 @@ class RawLane:
         began = time.monotonic()
         self._pipeline.step()
         self._steps.append(time.monotonic() - began)
+        self._steps_total += 1
         for number in list(self._inside):
             self._look_at(number, self._inside[number])
 
@@ -107,6 +109,7 @@ class RawLane:
                 "orphans": sum(found.left for found in self._inside.values()),
                 "usage": metrics.cache_usage / 100.0,
                 "steps": self._steps,
+                "steps_total": self._steps_total,
             },
         )
         self._steps = []

@@ -8,7 +8,10 @@ minute, than in another. A client gives up after its own timeout and tries again
 some stop, on top of those that are counted; a proxy goes on reading for whoever has left (benchmarks/clients.py). Both
 contestants are the same engine settings in a fresh process each, one after the other, and the clients are a process of
 their own. Exits 1 if boundedgen does less than 0.9 of capacity at a load from 1 up, over all of it or in its last
-third, or if its probe takes too long.
+third, counted by steps, or if its probe takes too long.
+
+Counted by steps, what was served is held against the steps that were made, and that against the same figure of the raw
+loop: the machine may be slower in one load than in another, and a step is a step.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import asdict, evolve
-from clients import GOOD, Clients, Manners, lane
+from clients import GOOD, Clients, Manners, Rate, lane
 from figures import machine
 from workload import Workload, small, smollm2
 
@@ -38,8 +41,8 @@ def spec(work: Workload, manners: Manners) -> dict[str, Any]:
     return {"model": work.model, "scheduler": work.scheduler(), "running_max": work.sequences, "ttl": manners.ttl}
 
 
-async def raw_capacity(work: Workload, manners: Manners, given: argparse.Namespace) -> float:
-    """Requests a second of a raw loop in a process of its own, in a closed loop."""
+async def raw_capacity(work: Workload, manners: Manners, given: argparse.Namespace) -> Rate:
+    """Of a raw loop in a process of its own, in a closed loop."""
     async with lane(SCRIPTS["raw"], spec(work, manners), manners, given.seed) as clients:
         rate = await clients.closed_loop(work.sequences, given.warm)
         await clients.stop()
@@ -59,7 +62,7 @@ async def one(
         probing()
         row = figures(clients, given.seconds)
         await clients.stop()
-    return {"contestant": name, "load": load, "own_capacity": own, "probe_idle": idle, **row}
+    return {"contestant": name, "load": load, "own_capacity": own.per_s, "probe_idle": idle, **row}
 
 
 def start_probing(clients: Clients, name: str) -> Any:
@@ -82,7 +85,9 @@ async def probed_idle(clients: Clients, name: str) -> float:
 def figures(clients: Clients, seconds: float) -> dict[str, Any]:
     counted = [a for a in clients.attempts if a.kind == GOOD]
     done = [a for a in counted if a.how == "done" and a.ended is not None and a.ended <= seconds]
-    thirds = [sum(k * seconds / 3 <= (a.ended or 0) < (k + 1) * seconds / 3 for a in done) for k in range(3)]
+    ended = [a.ended or 0.0 for a in done]
+    thirds = [clients.rate(ended, k * seconds / 3, (k + 1) * seconds / 3) for k in range(3)]
+    whole = clients.rate(ended, 0.0, seconds)
     times = [(a.ended or 0) - a.sent for a in done]
     answered = [s if s is not None else 45.0 for _, s in clients.probes]
     steps = [s for sample in clients.samples for s in sample["steps"]]
@@ -91,8 +96,10 @@ def figures(clients: Clients, seconds: float) -> dict[str, Any]:
     return {
         "arrived": len(clients.late),
         "attempts": len(clients.attempts),
-        "done_per_s": len(done) / seconds,
-        "done_per_s_thirds": [3 * n / seconds for n in thirds],
+        "done_per_s": whole.per_s,
+        "done_per_step": whole.per_step,
+        "done_per_s_thirds": [third.per_s for third in thirds],
+        "done_per_step_thirds": [third.per_step for third in thirds],
         "total_p50": quantile(times, 0.5),
         "total_p99": quantile(times, 0.99),
         "first_p50": quantile([a.first - a.sent for a in done if a.first is not None], 0.5),
@@ -127,13 +134,19 @@ def figures(clients: Clients, seconds: float) -> dict[str, Any]:
     }
 
 
-def shown(row: dict[str, Any], capacity: float) -> str:
+def goodput(row: dict[str, Any], capacity: Rate) -> list[float]:
+    """As shares of capacity: by time, in the last third of it, by steps, and in the last third by steps."""
+    per_step = capacity.per_step or float("inf")
+    by_time = [row["done_per_s"] / capacity.per_s, row["done_per_s_thirds"][2] / capacity.per_s]
+    return by_time + [(rate or 0.0) / per_step for rate in (row["done_per_step"], row["done_per_step_thirds"][2])]
+
+
+def shown(row: dict[str, Any], capacity: Rate) -> str:
     def number(name: str, digits: int = 2) -> str:
         return "-" if row[name] is None else f"{row[name]:.{digits}f}"
 
     cells = (
-        f"{row['load']:g}", row["contestant"], f"{row['done_per_s'] / capacity:.2f}",
-        f"{row['done_per_s_thirds'][2] / capacity:.2f}",
+        f"{row['load']:g}", row["contestant"], *(f"{share:.2f}" for share in goodput(row, capacity)),
         number("total_p50", 1), number("total_p99", 1), row["late_inside"], row["gave_up"], row["refused"],
         row["hopeless"] if row["hopeless"] is not None else "-", row["inside_max"], row["waiting_max"],
         row["orphans_max"], f"{number('probe_idle', 3)} {number('probe_p50', 3)} {number('probe_p99', 3)}",
@@ -143,7 +156,8 @@ def shown(row: dict[str, Any], capacity: float) -> str:
 
 
 COLUMNS = (
-    *("load", "contestant", "goodput", "in the last third", "p50 s", "p99 s", "late inside", "gave up", "refused"),
+    *("load", "contestant", "goodput", "in the last third", "by steps", "in the last third", "p50 s", "p99 s"),
+    *("late inside", "gave up", "refused"),
     *("hopeless", "inside max", "waiting max", "orphans max", "probe idle, p50, p99 s", "step p50, max s", "end"),
 )
 HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
@@ -153,29 +167,40 @@ def probe_allowed(row: dict[str, Any]) -> float:
     return 2.0 * float(row["probe_idle"]) + float(row["step_max"] or 0.0)
 
 
-def complaints(rows: list[dict[str, Any]], capacity: float) -> list[str]:
+def complaints(rows: list[dict[str, Any]], capacity: Rate) -> list[str]:
     found = []
     for row in rows:
         if row["contestant"] != "boundedgen":
             continue
-        for name, rate in (("goodput", row["done_per_s"]), ("goodput in the last third", row["done_per_s_thirds"][2])):
-            if row["load"] >= 1.0 and rate / capacity < HELD:
-                found.append(f"load {row['load']:g}: {name} {rate / capacity:.2f}, below {HELD}")
+        _, _, whole, last = goodput(row, capacity)
+        for name, share in (("goodput by steps", whole), ("in the last third", last)):
+            if row["load"] >= 1.0 and share < HELD:
+                found.append(f"load {row['load']:g}: {name} {share:.2f}, below {HELD}")
         if row["probe_p99"] is None or row["probe_p99"] > probe_allowed(row):
             found.append(f"load {row['load']:g}: probe p99 {row['probe_p99']} s, allowed {probe_allowed(row):.3f} s")
     return found
 
 
+def median(rates: list[Rate]) -> Rate:
+    per_step = [rate.per_step for rate in rates if rate.per_step is not None]
+    return Rate(statistics.median(rate.per_s for rate in rates), statistics.median(per_step) if per_step else None)
+
+
 async def contest(
     work: Workload, manners: Manners, arguments: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[float]]:
+) -> tuple[list[dict[str, Any]], list[Rate]]:
     """Rows, and the capacities of the raw loop in between."""
     rows, capacities = [], [await raw_capacity(work, manners, arguments)]
     for load in arguments.loads:
         for name in arguments.contestants:
-            rows.append(await one(name, work, manners, load, statistics.median(capacities), arguments))
+            rows.append(await one(name, work, manners, load, median(capacities).per_s, arguments))
             capacities.append(await raw_capacity(work, manners, arguments))
-            print(f"{name} at {load:g}: {rows[-1]['done_per_s']:.2f}/s; capacity {capacities[-1]:.2f}/s", flush=True)
+            done, capacity = rows[-1], capacities[-1]
+            print(
+                f"{name} at {load:g}: {done['done_per_s']:.2f}/s, {done['done_per_step'] or 0:.4f} a step; "
+                f"capacity {capacity.per_s:.2f}/s, {capacity.per_step or 0:.4f} a step",
+                flush=True,
+            )
     return rows, capacities
 
 
@@ -202,13 +227,20 @@ def main() -> int:
     manners = evolve(Manners(), vocab=vocab, **given)
     work = Workload("overload", model, arguments.sequences, manners.prompt, manners.new, vocab)
     rows, capacities = asyncio.run(contest(work, manners, arguments))
-    capacity = statistics.median(capacities)
+    capacity = median(capacities)
     print(HEAD, *(shown(row, capacity) for row in rows), sep="\n")
-    print(f"capacity {capacity:.2f} requests a second ({min(capacities):.2f} to {max(capacities):.2f})")
+    of_time, of_steps = [c.per_s for c in capacities], [c.per_step or 0.0 for c in capacities]
+    print(f"capacity {capacity.per_s:.2f} requests a second ({min(of_time):.2f} to {max(of_time):.2f})")
+    print(f"and {capacity.per_step or 0:.4f} a step ({min(of_steps):.4f} to {max(of_steps):.4f})")
     print(f"clients were sent late by p99 {max(row['sent_late_p99'] or 0 for row in rows):.3f} s at most")
     if arguments.json:
         Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
-        told = {"machine": machine(), "manners": asdict(manners), "capacities": capacities, "rows": rows}
+        told = {
+            "machine": machine(),
+            "manners": asdict(manners),
+            "capacities": [asdict(c) for c in capacities],
+            "rows": rows,
+        }
         Path(arguments.json).write_text(json.dumps(told, indent=1))
     for complaint in (found := complaints(rows, capacity)):
         print(complaint, file=sys.stderr)
