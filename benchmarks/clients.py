@@ -73,6 +73,7 @@ class Clients:
         self.samples: list[dict[str, Any]] = []
         self.probes: list[tuple[float, float | None]] = []  #: when it was asked, what it took; None: no answer
         self.late: list[float] = []  #: how late each arrival was sent
+        self.came = 0  #: well-behaved clients that arrived
         self.alive = True
         self._reader, self._writer = reader, writer
         self._rng = random.Random(seed)
@@ -86,7 +87,7 @@ class Clients:
     def restart(self) -> None:
         """What was measured so far is forgotten; time begins anew."""
         self._began = time.monotonic()
-        self.attempts, self.samples, self.probes, self.late = [], [], [], []
+        self.attempts, self.samples, self.probes, self.late, self.came = [], [], [], [], 0
 
     @property
     def now(self) -> float:
@@ -145,6 +146,7 @@ class Clients:
             self.late.append(self.now - due)
             draw = self._rng.random() * every
             kind = GOOD if draw < 1.0 else ORPHAN if draw < 1.0 + manners.orphans else STOPS
+            self.came += kind == GOOD
             self._spawn(self.client(kind))
         await asyncio.sleep(until - self.now)
 
@@ -155,10 +157,18 @@ class Clients:
                 return
             await asyncio.sleep(attempt.retry_after or 0.0)
 
+    def _looks(self, since: float, until: float) -> list[dict[str, Any]]:
+        return [sample for sample in self.samples if since < sample["at"] <= until]
+
+    def steps(self, since: float, until: float) -> int:
+        """Of the lane, as far as it was looked at."""
+        looks = self._looks(since, until)
+        return int(looks[-1]["steps_total"] - looks[0]["steps_total"]) if looks else 0
+
     def rate(self, ended: Sequence[float], since: float, until: float) -> Rate:
         """Of requests that ended at these instants."""
-        looks = [sample for sample in self.samples if since < sample["at"] <= until]
-        steps = looks[-1]["steps_total"] - looks[0]["steps_total"] if looks else 0
+        looks = self._looks(since, until)
+        steps = self.steps(since, until)
         meanwhile = sum(looks[0]["at"] < at <= looks[-1]["at"] for at in ended) if looks else 0
         per_s = sum(since < at <= until for at in ended) / (until - since)
         return Rate(per_s, meanwhile / steps if steps else None)
