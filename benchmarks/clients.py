@@ -286,9 +286,12 @@ async def lane(script: str, spec: dict[str, Any], manners: Manners, seed: int = 
             sys.executable, str(Path(__file__).with_name(script)), address, json.dumps(spec), env=dict(os.environ)
         )
         try:
-            async with asyncio.timeout(120):
-                reader, writer = await met
-                await reader.readline()  # it is ready
+            either: set[asyncio.Future[Any]] = {met, asyncio.create_task(process.wait())}
+            await asyncio.wait(either, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+            if not met.done():
+                raise RuntimeError(f"{script} did not start")
+            reader, writer = met.result()
+            await reader.readline()  # it is ready
             clients = Clients(manners, reader, writer, seed)
             try:
                 yield clients
