@@ -103,7 +103,8 @@ class Clients:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """All clients are gone."""
+        """All clients are gone, and nobody says anything more for them."""
+        self.alive = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
