@@ -159,8 +159,8 @@ def shown(row: dict[str, Any], capacity: Rate) -> str:
 
 
 COLUMNS = (
-    *("load", "contestant", "goodput", "in the last third", "by steps", "in the last third", "p50 s", "p99 s"),
-    *("of those that came", "steps/s", "late inside", "gave up", "refused"),
+    *("load", "contestant", "goodput", "in the last third", "by steps", "in the last third"),
+    *("of those that came", "steps/s", "p50 s", "p99 s", "late inside", "gave up", "refused"),
     *("hopeless", "inside max", "waiting max", "orphans max", "probe idle, p50, p99 s", "step p50, max s", "end"),
 )
 HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
