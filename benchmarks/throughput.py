@@ -37,6 +37,7 @@ ROWS: dict[str, Callable[[], Workload]] = {
     "small-16": partial(on_small, 16),
     "SmolLM2-16-stream": partial(on_smollm2, 16, new=48),
     "small-16-stream": partial(on_small, 16),
+    "small-16-one-thread": partial(on_small, 16, threads=1),  # an engine that leaves the others a processor
 }
 SHORT = {name: partial(on_small, 4, prompt=16, new=32) for name in ("small-4", "small-4-stream")}
 
@@ -100,7 +101,7 @@ def rounds(contest: Contest, work: Workload, stream: bool, seed: int, turn: int,
 def live(work: Workload, pairs: int, stream: bool, life: int, into: Rates) -> None:
     """Interleaved rounds in a fresh engine process, after one of each to warm up."""
     limits = boundedgen.Limits(running_max=work.sequences)
-    with contextlib.closing(Contest(work.model, work.scheduler(), limits)) as contest:
+    with contextlib.closing(Contest(work.model, work.scheduler(), limits, properties=work.properties())) as contest:
         rounds(contest, work, stream, 0, 0, Rates())
         for pair in range(pairs):
             rounds(contest, work, stream, 1 + life * pairs + pair, life + pair, into)

@@ -20,6 +20,7 @@ class Workload:
     prompt: int
     new: int
     vocab: int
+    threads: int | None = None  #: of the engine; None: as many as there are processors
 
     @property
     def tokens(self) -> int:
@@ -29,14 +30,17 @@ class Workload:
         blocks = self.sequences * -(-(self.prompt + self.new) // 32) + 2
         return {"num_kv_blocks": blocks, "max_num_batched_tokens": 256, "max_num_seqs": max(2, self.sequences)}
 
+    def properties(self) -> dict[str, Any]:
+        return {} if self.threads is None else {"INFERENCE_NUM_THREADS": self.threads}
+
     def prompts(self, seed: int) -> list[list[int]]:
         rng = random.Random(seed)
         return [[rng.randrange(20, self.vocab) for _ in range(self.prompt)] for _ in range(self.sequences)]
 
 
-def on_small(sequences: int, prompt: int = 64, new: int = 256) -> Workload:
+def on_small(sequences: int, prompt: int = 64, new: int = 256, threads: int | None = None) -> Workload:
     """On the model whose steps are so short that the cost of everything around them shows."""
-    return Workload(f"small-{sequences}", small(), sequences, prompt, new, 259)
+    return Workload(f"small-{sequences}", small(), sequences, prompt, new, 259, threads)
 
 
 def on_smollm2(sequences: int, prompt: int = 64, new: int = 64) -> Workload:
