@@ -16,6 +16,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from attrs import frozen
+
 from boundedgen import _forks
 from boundedgen._arguments import kind_of, plain_str, reading, short
 from boundedgen._descriptors import above_stdio
@@ -42,7 +44,7 @@ class DeviceLock:
         except BlockingIOError:
             text = os.pread(self._fd, _TEXT_MOST, 0)
             self.close()
-            raise DeviceUnavailable(f"device_lock {path} is held {_told(text, path)}") from None
+            raise DeviceUnavailable(f"device_lock {path} is held {_holder(text, path)}") from None
         except OSError as error:
             self.close()
             raise ValueError(f"device_lock is {short(path)}, which cannot be locked: {error.strerror}") from error
@@ -134,28 +136,63 @@ def _write(fd: int, holders: dict[str, dict[str, int]]) -> None:
         os.ftruncate(fd, len(line))
 
 
-def _told(text: bytes, path: str) -> str:
-    """By whom, as far as that is known, and what to do."""
-    found = {role: pid for role in ("server", "engine") if (pid := _there(text, role)) is not None}
-    match found:
-        case {"server": server} if server == os.getpid():
+@final
+@frozen
+class Holder:
+    """Of a lock: the processes that wrote themselves down and are there, and in words what to do about them."""
+
+    path: str
+    server: int | None = None
+    engine: int | None = None
+
+    @property
+    def runs(self) -> bool:
+        """A lane with its server, as far as is known. Else what holds the lock is left over, or unknown."""
+        return self.server is not None
+
+    def __str__(self) -> str:
+        if self.server is not None and self.server == os.getpid():
             return (
                 "by another pipeline of this process: close that one first, or give each device a lock of its own; "
-                f"if it is closed, its engine (process {found.get('engine', 'unknown')}) has not left"
+                f"if it is closed, its engine (process {self.engine or 'unknown'}) has not left"
             )
-        case {"server": server, "engine": engine}:
-            return f"by server process {server} and its engine, process {engine}: {_STOP}"
-        case {"server": server}:
-            return f"by server process {server}: {_STOP}"
-        case {"engine": engine}:
+        if self.server is not None:
+            engine = "" if self.engine is None else f" and its engine, process {self.engine}"
+            return f"by server process {self.server}{engine}: {_STOP}"
+        if self.engine is not None:
             return (
-                f"by engine process {engine}, whose server is gone: end it (kill -9 {engine}); if it does not leave, "
-                "it is stuck in the device's driver: reset the device, or reboot"
+                f"by engine process {self.engine}, whose server is gone: end it (kill -9 {self.engine}); if it does "
+                "not leave, it is stuck in the device's driver: reset the device, or reboot"
             )
-    return f"by an unknown process: find it with 'fuser -v {path}' or 'lsof {path}', also outside of this container"
+        return (
+            f"by an unknown process: find it with 'fuser -v {self.path}' or 'lsof {self.path}', also outside of this "
+            "container"
+        )
 
 
 _STOP = "stop that server, or use another device"
+
+
+def holder_of(path: str) -> Holder | None:
+    """Who holds the lock `path` now; None: nobody. Takes a shared one for an instant, and makes no file.
+
+    Raises OSError where that cannot be looked at.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(os.pread(fd, _TEXT_MOST, 0), path)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _holder(text: bytes, path: str) -> Holder:
+    return Holder(path, _there(text, "server"), _there(text, "engine"))
 
 
 def _there(text: bytes, role: str) -> int | None:

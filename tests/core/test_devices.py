@@ -58,7 +58,7 @@ MACHINES: dict[str, tuple[Callable[[Host], Host], list[str]]] = {
         lambda h: evolve(h, usable=lambda path: False),
         ["uid 1000 may not open", "renderD128", "usermod -aG render", "--group-add"],
     ),
-    "card that is supported": (lambda h: h, ["finds no Intel GPU", "clinfo", "renderD128"]),
+    "card that is supported": (lambda h: h, ["finds no Intel GPU", "clinfo", "render node"]),
 }
 
 

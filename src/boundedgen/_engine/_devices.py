@@ -1,20 +1,25 @@
 """Why an engine did not start, in words for the person who has to mend it: what is missing, what to install or do.
 
-`preflight` looks before any process is started, `diagnose` after the engine's constructor raised. Nothing here imports
-openvino before it is needed. All that is looked at on the machine goes through `Host`, so that tests can fake it.
+`preflight` looks before any process is started, `diagnose` after the engine's constructor raised; `model_defect`,
+`absent_device` and `gpu_parts` are what both are made of, for whoever asks before anything has failed. Nothing here
+imports openvino before it is needed. All that is looked at on the machine goes through `Host`, so that tests can fake
+it.
 """
+
+from __future__ import annotations
 
 import ctypes
 import grp
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from attrs import field, frozen
 
-from boundedgen._engine import _gguf
+from boundedgen._engine._defect import Defect
+from boundedgen._engine._model_files import AGAIN, GIVE, TOKENIZER, model_defect
 
 Kind = Literal["device", "model", "memory", "other"]
 
@@ -82,87 +87,16 @@ HOST = Host()
 
 # --- before a process is started -------------------------------------------------------------------------------------
 
-_IR = ("openvino_model.xml", "openvino_language_model.xml")
-_CHECKPOINT = ("*.safetensors", "pytorch_model*.bin", "*.pt")
-
 
 def preflight(models_path: str | os.PathLike[str], device: str) -> Diagnosis | None:
     """What can be known to be wrong before a process is started; None: nothing. Looks at the head of a GGUF at most."""
-    path = Path(models_path)
-    try:
-        text = _device_defect(device) or _named(_path_defect(path))
-    except OSError as error:
-        text = f"models_path {path} cannot be read: {error.strerror or error}. Give the process the right to read it."
-    kind: Kind = "model" if device else "device"
-    return Diagnosis(kind, text, permanent=True) if text else None
+    if not device:
+        return Diagnosis("device", _NO_NAME, permanent=True)
+    defect = model_defect(Path(models_path))
+    return Diagnosis("model", f"models_path {defect}", permanent=True) if defect else None
 
 
-def _device_defect(device: str) -> str:
-    return (
-        "" if device else "device is empty. Give the name of an OpenVINO device: CPU, GPU, or GPU.1 for the second one."
-    )
-
-
-def _named(defect: str) -> str:
-    return f"models_path {defect}" if defect else ""
-
-
-def _path_defect(path: Path) -> str:
-    if not path.exists():
-        return f"{path} does not exist. {_HUB if _like_a_hub_id(path) else _GIVE}"
-    if path.is_dir():
-        return _folder_defect(path)
-    if path.suffix.lower() != ".gguf":
-        folder = f" {path.parent}" if path.name in _IR else ""
-        return (
-            f"{path} is neither a model folder nor a .gguf file. Give the folder{folder} that holds openvino_model.xml."
-        )
-    defect = _gguf.defect(path)
-    return f"{path} is not a whole GGUF file: {defect}." if defect else ""
-
-
-_GIVE = "Give an OpenVINO model folder or a .gguf file."
-_AGAIN = "Copy or export the model again."
-_HUB = (
-    "It looks like the name of a model on a hub; nothing is downloaded. "
-    "Export it to a folder with optimum-cli export openvino -m NAME FOLDER and give that."
-)
-
-
-def _like_a_hub_id(path: Path) -> bool:
-    return (
-        not path.is_absolute()
-        and len(path.parts) == 2
-        and not path.parts[0].startswith(".")
-        and not path.parent.exists()
-    )
-
-
-def _folder_defect(path: Path) -> str:
-    present = [name for name in _IR if (path / name).is_file()]
-    if not present:
-        return f"{path} holds no OpenVINO model (openvino_model.xml). {_remedy_for_folder(path)}"
-    weights = path / present[0].replace(".xml", ".bin")
-    if not weights.is_file() or not weights.stat().st_size:
-        return f"{path} has {present[0]} but no weights ({weights.name}). {_AGAIN}"
-    missing = [name for name in ("openvino_tokenizer.xml", "openvino_detokenizer.xml") if not (path / name).is_file()]
-    return f"{path} has no {' and no '.join(missing)}. {_TOKENIZER}" if missing else ""
-
-
-_TOKENIZER = (
-    "Convert the tokenizer beside the model: pip install openvino-tokenizers[transformers], then "
-    "convert_tokenizer NAME --with-detokenizer -o FOLDER; or copy both from where the model came from."
-)
-
-
-def _remedy_for_folder(path: Path) -> str:
-    if files := sorted(path.glob("*.gguf")):
-        return f"For a GGUF model give the file itself: {files[0]}."
-    if any(next(path.glob(pattern), None) for pattern in _CHECKPOINT):
-        return f"It is a checkpoint: export it with optimum-cli export openvino -m {path} FOLDER, and give that folder."
-    if inner := sorted(path.glob("*/openvino_model.xml")):
-        return f"There is one in {inner[0].parent}: give that."
-    return "Export a model with optimum-cli export openvino -m NAME FOLDER, or give a .gguf file."
+_NO_NAME = "device is empty. Give the name of an OpenVINO device: CPU, GPU, or GPU.1 for the second one."
 
 
 # --- after the engine refused ----------------------------------------------------------------------------------------
@@ -178,12 +112,12 @@ _LOST = re.compile(
 )
 #: the engine's words, and what to do about them; the first that matches
 _MODEL = (
-    (r"could not find a model in the directory", f"There is no model at that path. {_GIVE}"),
+    (r"could not find a model in the directory", f"There is no model at that path. {GIVE}"),
     (
         r"incorrect weights in bin file|is_valid_weights_range",
-        f"openvino_model.bin is cut short or belongs to another openvino_model.xml. {_AGAIN}",
+        f"openvino_model.bin is cut short or belongs to another openvino_model.xml. {AGAIN}",
     ),
-    (r"pugi|error parsing element|xml_deserialize", f"openvino_model.xml is cut short or damaged. {_AGAIN}"),
+    (r"pugi|error parsing element|xml_deserialize", f"openvino_model.xml is cut short or damaged. {AGAIN}"),
     (
         r"unable to read the model|could not open the file|failed to open weights",
         "The model files cannot be read as OpenVINO IR. Export the model again, for the installed version of openvino.",
@@ -199,7 +133,7 @@ _MODEL = (
             "does not know. Use another quantisation (Q4_0, Q4_1, Q8_0, F16), or an OpenVINO export."
         ),
     ),
-    (r"tokenizer", f"The tokenizer cannot be used. {_TOKENIZER}"),
+    (r"tokenizer", f"The tokenizer cannot be used. {TOKENIZER}"),
     (
         r"unsupported op|cannot create .* layer|opset|no frontend",
         "This version of openvino does not know an operation of the model. Upgrade openvino, or export it again.",
@@ -216,7 +150,16 @@ def diagnose(device: str, error_text: str, *, served: bool = False, host: Host =
     """
     kind, text, permanent = _cause(device, error_text, served, host)
     words = engine_words(error_text)
-    return Diagnosis(kind, f"{text} The engine said: {words}" if words else text, permanent)
+    return Diagnosis(kind, f"{text}{_SAID}{words}" if words else text, permanent)
+
+
+_SAID = " The engine said: "
+
+
+def parted(text: str) -> tuple[str, str]:
+    """A diagnosis, as it is told to callers: what is wrong and what to do; the engine's own words, or nothing."""
+    advice, _, words = text.partition(_SAID)
+    return advice, words
 
 
 def _cause(device: str, said: str, served: bool, host: Host) -> Diagnosis:
@@ -282,79 +225,97 @@ def _missing_device(device: str, host: Host) -> Diagnosis | None:
     try:
         listed = host.listed()
     except Exception as error:
-        return Diagnosis(
-            "device",
-            f"OpenVINO cannot list its devices ({engine_words(str(error))}). Install openvino again.",
-            permanent=True,
-        )
+        return Diagnosis("device", str(unlisted(str(error))), permanent=True)
+    defect = absent_device(device, listed, gpu_parts(host))
+    return Diagnosis("device", str(defect), permanent=True) if defect else None
+
+
+def unlisted(said: str) -> Defect:
+    """OpenVINO could not even list its devices, and `said` why."""
+    return Defect(f"OpenVINO cannot list its devices ({engine_words(said)}).", "Install openvino again.")
+
+
+def absent_device(device: str, listed: tuple[str, ...], parts: Iterable[Part]) -> Defect | None:
+    """Which device of those that `device` names OpenVINO does not list; None: it lists them all. `parts`: the GPU's."""
     absent = next((name for name in _wanted(device) if not _is_listed(name, listed)), None)
     if absent is None:
         return None
     have = f"OpenVINO lists: {', '.join(listed) or 'none'}."
-    if absent.partition(".")[0] != "GPU":
-        return Diagnosis("device", f"There is no device {absent}. {have}{_other_driver(absent)}", permanent=True)
-    if any(_is_listed(name, ("GPU",)) or name.startswith("GPU.") for name in listed):
-        return Diagnosis("device", f"There is no device {absent}. {have}", permanent=True)
-    return Diagnosis("device", f"The GPU cannot be used: {_missing_part(host)} {have}", permanent=True)
+    if is_gpu(absent) and not any(map(is_gpu, listed)):
+        missing = next((part.defect for part in parts if part.defect), _NOTHING_FOUND)
+        return Defect(f"The GPU cannot be used: {missing.seen} {have}", missing.remedy)
+    return Defect(f"There is no device {absent}. {have}", _OTHER_DRIVERS.get(absent.partition(".")[0], ""))
 
 
-def _other_driver(name: str) -> str:
-    return " An NPU needs Intel's linux-npu-driver and /dev/accel/accel0." if name.startswith("NPU") else ""
+def is_gpu(device: str) -> bool:
+    """One of those that `device` names is a GPU."""
+    return any(name.partition(".")[0] == "GPU" for name in _wanted(device))
 
 
-def _missing_part(host: Host) -> str:
-    """Which part of the way to the GPU is missing, nearest first, and what to do about it."""
-    return _loader(host) or _driver(host) or _node(host) or _rights(host) or _nothing_found(host)
+_OTHER_DRIVERS = {"NPU": "An NPU needs Intel's linux-npu-driver and /dev/accel/accel0."}
+_NOTHING_FOUND = Defect(
+    "loader, driver and render node are there, but the driver finds no Intel GPU that OpenVINO supports.",
+    "Install a newer intel-opencl-icd and see what clinfo (apt-get install clinfo) lists.",
+)
 
 
-def _loader(host: Host) -> str:
+class Part(NamedTuple):
+    """Of the way from OpenVINO to a GPU."""
+
+    name: str
+    defect: Defect | None  #: None: it is there
+
+
+def gpu_parts(host: Host = HOST) -> Iterator[Part]:
+    """Each part of the way to a GPU, nearest first, with what is wrong with it. Looks at one when it is asked for."""
+    for name, look in (("loader", _loader), ("driver", _driver), ("render node", _node), ("permission", _rights)):
+        yield Part(name, look(host))
+
+
+def _loader(host: Host) -> Defect | None:
     words = host.load("libOpenCL.so.1")
     return (
-        f"the OpenCL loader is missing ({words}). Install it: apt-get install ocl-icd-libopencl1 intel-opencl-icd."
+        Defect(
+            f"the OpenCL loader is missing ({words}).",
+            "Install it: apt-get install ocl-icd-libopencl1 intel-opencl-icd.",
+        )
         if words
-        else ""
+        else None
     )
 
 
-def _driver(host: Host) -> str:
+def _driver(host: Host) -> Defect | None:
     drivers = host.drivers()
     if not drivers:
-        return (
-            "no OpenCL driver is installed (no *.icd in /etc/OpenCL/vendors). "
-            "Install Intel's: apt-get install intel-opencl-icd."
+        return Defect(
+            "no OpenCL driver is installed (no *.icd in /etc/OpenCL/vendors).",
+            "Install Intel's: apt-get install intel-opencl-icd.",
         )
     refusals = [words for name in drivers if (words := host.load(name))]
     if len(refusals) < len(drivers):
-        return ""
-    return (
-        f"no OpenCL driver can be loaded ({'; '.join(refusals)}). "
-        "Install Intel's again: apt-get install --reinstall intel-opencl-icd."
+        return None
+    return Defect(
+        f"no OpenCL driver can be loaded ({'; '.join(refusals)}).",
+        "Install Intel's again: apt-get install --reinstall intel-opencl-icd.",
     )
 
 
-def _node(host: Host) -> str:
+def _node(host: Host) -> Defect | None:
     if host.render_nodes():
-        return ""
-    return (
-        "there is no render node (/dev/dri/renderD*). In a container: start it with --device /dev/dri. "
-        "On the host: the kernel driver (i915 or xe) has not found the card; look into dmesg and lspci."
+        return None
+    return Defect(
+        "there is no render node (/dev/dri/renderD*).",
+        "In a container: start it with --device /dev/dri. "
+        "On the host: the kernel driver (i915 or xe) has not found the card; look into dmesg and lspci.",
     )
 
 
-def _rights(host: Host) -> str:
+def _rights(host: Host) -> Defect | None:
     nodes = host.render_nodes()
-    if any(host.usable(node) for node in nodes):
-        return ""
+    if not nodes or any(host.usable(node) for node in nodes):
+        return None
     group = host.group_of(nodes[0])
-    return (
-        f"{host.user()} may not open {nodes[0]}, which belongs to the group {group}. "
-        f"usermod -aG {group} USER and log in again; in a container: --group-add with that group's number."
-    )
-
-
-def _nothing_found(host: Host) -> str:
-    return (
-        f"loader, driver and render node ({host.render_nodes()[0]}) are there, "
-        "but the driver finds no Intel GPU that OpenVINO supports. Install a newer intel-opencl-icd "
-        "and see what clinfo (apt-get install clinfo) lists."
+    return Defect(
+        f"{host.user()} may not open {nodes[0]}, which belongs to the group {group}.",
+        f"usermod -aG {group} USER and log in again; in a container: --group-add with that group's number.",
     )

@@ -1,0 +1,75 @@
+"""What the files of a model tell before any process is started: whether it is all there, and of which kind it is."""
+
+from pathlib import Path
+
+from boundedgen._engine import _gguf
+from boundedgen._engine._defect import Defect
+
+_IR = ("openvino_model.xml", "openvino_language_model.xml")
+_CHECKPOINT = ("*.safetensors", "pytorch_model*.bin", "*.pt")
+
+GIVE = "Give an OpenVINO model folder or a .gguf file."
+AGAIN = "Copy or export the model again."
+_HUB = (
+    "It looks like the name of a model on a hub; nothing is downloaded. "
+    "Export it to a folder with optimum-cli export openvino -m NAME FOLDER and give that."
+)
+
+
+def model_defect(path: Path) -> Defect | None:
+    """Why there is no model at `path`, as far as its files tell; None: nothing is wrong with them."""
+    try:
+        return _path_defect(path)
+    except OSError as error:
+        return Defect(f"{path} cannot be read: {error.strerror or error}.", "Give the process the right to read it.")
+
+
+def _path_defect(path: Path) -> Defect | None:
+    if not path.exists():
+        return Defect(f"{path} does not exist.", _HUB if _like_a_hub_id(path) else GIVE)
+    if path.is_dir():
+        return _folder_defect(path)
+    if path.suffix.lower() != ".gguf":
+        folder = f" {path.parent}" if path.name in _IR else ""
+        return Defect(
+            f"{path} is neither a model folder nor a .gguf file.",
+            f"Give the folder{folder} that holds openvino_model.xml.",
+        )
+    defect = _gguf.defect(path)
+    return Defect(f"{path} is not a whole GGUF file: {defect}.", "Copy or download it again.") if defect else None
+
+
+def _like_a_hub_id(path: Path) -> bool:
+    return (
+        not path.is_absolute()
+        and len(path.parts) == 2
+        and not path.parts[0].startswith(".")
+        and not path.parent.exists()
+    )
+
+
+def _folder_defect(path: Path) -> Defect | None:
+    present = [name for name in _IR if (path / name).is_file()]
+    if not present:
+        return Defect(f"{path} holds no OpenVINO model (openvino_model.xml).", _remedy_for_folder(path))
+    weights = path / present[0].replace(".xml", ".bin")
+    if not weights.is_file() or not weights.stat().st_size:
+        return Defect(f"{path} has {present[0]} but no weights ({weights.name}).", AGAIN)
+    missing = [name for name in ("openvino_tokenizer.xml", "openvino_detokenizer.xml") if not (path / name).is_file()]
+    return Defect(f"{path} has no {' and no '.join(missing)}.", TOKENIZER) if missing else None
+
+
+TOKENIZER = (
+    "Convert the tokenizer beside the model: pip install openvino-tokenizers[transformers], then "
+    "convert_tokenizer NAME --with-detokenizer -o FOLDER; or copy both from where the model came from."
+)
+
+
+def _remedy_for_folder(path: Path) -> str:
+    if files := sorted(path.glob("*.gguf")):
+        return f"For a GGUF model give the file itself: {files[0]}."
+    if any(next(path.glob(pattern), None) for pattern in _CHECKPOINT):
+        return f"It is a checkpoint: export it with optimum-cli export openvino -m {path} FOLDER, and give that folder."
+    if inner := sorted(path.glob("*/openvino_model.xml")):
+        return f"There is one in {inner[0].parent}: give that."
+    return "Export a model with optimum-cli export openvino -m NAME FOLDER, or give a .gguf file."
