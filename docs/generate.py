@@ -14,13 +14,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from attrs import evolve
 
 import boundedgen
-from boundedgen import BoundedGenError, FinishReason, GenerationError, Limits, Rejected
+from boundedgen import BoundedGenError, FinishReason, GenerationError, Limits, ProbeResult, ProbeVerdict, Rejected
 from boundedgen._asking import POLICY_ANSWER
+from boundedgen._core._admission import Capacity
+from boundedgen._core._events import EngineFacts, PoolFacts
 from boundedgen._core._pace import FIRST_STEPS, MARGIN, NEW_STEPS, configured
 from boundedgen._core._phases import MOVES, EnginePhase, SequencePhase, StayPhase
 from boundedgen._core._watch import ACK_STEPS
+from boundedgen._doctor import _machine_checks, _model_checks
+from boundedgen._doctor._advice import advice
+from boundedgen._doctor._asked import asked
+from boundedgen._doctor._finding import Check, found, ok
+from boundedgen._doctor._machine import Device, Machine, Place, Survey
+from boundedgen._doctor._page import Report, page
+from boundedgen._doctor._trial import Rate, Step, Trial
+from boundedgen._engine._findings import TESTED
 from boundedgen.systemd import Notifier
 from boundedgen.testing import FaultKind
 
@@ -383,6 +396,91 @@ def diagram(phases: type[Enum]) -> Callable[[], str]:
     return draw
 
 
+# --- the doctor ------------------------------------------------------------------------------------------------------
+
+
+def doctor_checks() -> str:
+    """What each check looks at."""
+    parts: tuple[tuple[str, tuple[Check[Any], ...]], ...] = (
+        ("machine", _machine_checks.CHECKS),
+        ("model, before it is loaded", _model_checks.BEFORE),
+        ("model, once it is", _model_checks.AFTER),
+    )
+    rows = ((where, code(check.name), check.about) for where, checks in parts for check in checks)
+    return table(["Of the", "Check", "All is well when"], rows)
+
+
+def doctor_example() -> str:
+    """A round whose figures were measured once, as it is told now."""
+    request = evolve(
+        asked(None, device="CPU", scheduler='{"num_kv_blocks": 256}', tokens=2048, sequences=8),
+        model="/models/SmolLM2-135M.gguf",
+    )
+    case = _machine_checks.Case(request, EXAMPLE_MACHINE)
+    files = ok(f"{request.model} is a GGUF file, 98.4 MB of weights")
+    tried = _model_checks.Tried(request, EXAMPLE_MACHINE, EXAMPLE_TRIAL, None)
+    report = Report(
+        asked=request,
+        machine=tuple(found(_machine_checks.CHECKS, case)),
+        model=(evolve(files, check="model"), *found(_model_checks.AFTER, tried)),
+        trial=EXAMPLE_TRIAL,
+        recommended=advice(request, EXAMPLE_TRIAL),
+    )
+    return f"```\n{page(report)}```\n"
+
+
+EXAMPLE_MACHINE = Machine(
+    python="3.11.7",
+    pythons=("3.11",),
+    system="Linux 6.18.44 x86_64",
+    versions={
+        "boundedgen": boundedgen.__version__,
+        "openvino": TESTED[0],
+        **dict.fromkeys(("openvino-genai", "openvino-tokenizers"), f"{TESTED[0]}.0"),
+    },
+    survey=Survey(devices=(Device(name="CPU", full_name="AMD EPYC"),), drivers={}, failed={}),
+    kernel=dict.fromkeys(("pidfd_open", "memfd_create", "epoll_create"), ""),
+    limits={"open files": 20_000, "address space": None, "processes": 96_365},
+    processors=2,
+    quota=None,
+    memory=24_500_000_000,
+    shm=Place(path="/dev/shm", exists=True, writable=True, free_bytes=25_300_000_000),
+    temp=Place(path="/tmp", exists=True, writable=True, free_bytes=83_000_000_000),
+    caches=(),
+    holder=None,
+    lock_failed="",
+    engines=(),
+)
+EXAMPLE_FACTS = EngineFacts(
+    device="CPU",
+    versions={},
+    pools=(PoolFacts("kv", 257, 32),),
+    block_size=32,
+    cache_bytes=112_504_320,
+    vocab_size=49_152,
+    running_max=256,
+    probe_blocks={"kv": 1},
+    max_prompt_tokens=None,
+    hybrid=False,
+    proof="perf_metrics",
+)
+EXAMPLE_TRIAL = Trial(
+    facts=EXAMPLE_FACTS,
+    capacity=Capacity.of(EXAMPLE_FACTS, None),
+    load_s=13.9,
+    cache_bytes=EXAMPLE_FACTS.cache_bytes,
+    rss_bytes=514_000_000,
+    probe=ProbeResult(verdict=ProbeVerdict.OK, seconds=0.0286),
+    steps=(
+        Step(1, 0.0375),
+        Step(256, 0.915),
+        *(Step(1, 0.0205) for _ in range(60)),
+        *(Step(8, 0.07) for _ in range(20)),
+    ),
+    rates=(Rate(1, 40.3, 0.0624), Rate(8, 115.0, 0.215)),
+)
+
+
 # --- examples --------------------------------------------------------------------------------------------------------
 
 
@@ -410,6 +508,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "quote": quote,
     "systemd": systemd,
     "testing_faults": testing_faults,
+    "doctor_checks": doctor_checks,
+    "doctor_example": doctor_example,
     "sequence_phases": diagram(SequencePhase),
     "stay_phases": diagram(StayPhase),
     "engine_phases": diagram(EnginePhase),

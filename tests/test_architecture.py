@@ -55,7 +55,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._serving",),
     ("boundedgen._pipeline",),
     ("boundedgen.__init__",),
-    ("boundedgen.testing", "boundedgen.exporters", "boundedgen.systemd", "boundedgen.__main__"),
+    ("boundedgen.testing", "boundedgen.exporters", "boundedgen.systemd", "boundedgen._doctor",
+     "boundedgen.__main__"),
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from boundedgen import (
 from boundedgen._asking import POLICY_ANSWER
 from boundedgen._core._events import Cause, Pulse
 from boundedgen._core._pace import FIRST_STEPS, Pace
+from boundedgen._engine._findings import TESTED, TRIED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -270,6 +271,18 @@ def test_the_installed_distribution_is_whole() -> None:
     assert {f"boundedgen/{name}" for name in wanted} | {"_boundedgen_pytest.py"} <= files
     assert any(name.endswith("licenses/LICENSE") for name in files)
     assert distribution.version == boundedgen.__version__
+
+
+def test_the_releases_that_the_doctor_knows_are_those_of_the_table_of_releases() -> None:
+    """Of the tested ones the table knows no failed test; the others differ."""
+    rows = (
+        (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8").split("|  |")[1].split("\n\n")[0].splitlines()
+    )
+    columns = tuple(name.strip() for name in rows[0].split("|") if name.strip())
+    assert columns == TRIED
+    cells = [cell for row in rows for cell in re.findall(r"(\d+) of (\d+)", row)]
+    whole = [all(one == all_ for one, all_ in cells[at :: len(columns)]) for at in range(len(columns))]
+    assert tuple(name for name, good in zip(columns, whole, strict=True) if good) == TESTED
 
 
 def test_every_cause_of_an_engines_end_is_explained_to_an_operator() -> None:

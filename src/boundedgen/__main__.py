@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from boundedgen._blackbox._report import NoIncidentError, listing, report
 
 INCOMPLETE, UNREADABLE = 1, 2
+CALLED_WRONGLY, INTERRUPTED = 2, 130
 
 
 def incident(arguments: argparse.Namespace) -> int:
@@ -22,10 +25,42 @@ def incident(arguments: argparse.Namespace) -> int:
             print(f"boundedgen incident: {error}", file=sys.stderr)
             worst = UNREADABLE
             continue
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(between + text.encode(encoding, "replace").decode(encoding))
+        show(between + text)
         worst, between = max(worst, INCOMPLETE if missing else 0), "" if arguments.list else "\n"
     return worst
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """What a lane needs, what is there of it, and what to do about the rest; with MODEL it is loaded and measured, and
+    settings are recommended. 0: usable, warnings or not; 1: a problem was found; 2: the doctor was called wrongly."""
+    from boundedgen._doctor._asked import asked  # here: `incident` needs none of it
+    from boundedgen._doctor._examination import examination
+    from boundedgen._doctor._page import as_json, page
+
+    logging.getLogger("boundedgen").addHandler(logging.NullHandler())  # what the lane logs, the findings say
+    options = {name: value for name, value in vars(arguments).items() if name not in ("run", "json")}
+    try:
+        patient = asked(**options)
+    except (TypeError, ValueError) as error:
+        print(f"boundedgen doctor: {error}", file=sys.stderr)
+        return CALLED_WRONGLY
+    try:
+        report = examination(patient, tell=say)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    show(json.dumps(as_json(report), indent=2, allow_nan=False) + "\n" if arguments.json else page(report))
+    return report.status
+
+
+def say(what: str) -> None:
+    """For a person who waits."""
+    if sys.stderr.isatty():
+        print(f"{what} ...", file=sys.stderr)
+
+
+def show(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +70,22 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("folder", type=Path, nargs="+", help="an incident's folder, or a black box: then its newest one")
     one.add_argument("--list", action="store_true", help="a line for each incident in it instead, the oldest first")
     one.set_defaults(run=incident)
+    add_doctor(commands.add_parser("doctor", help="is a lane possible here? What to mend", description=doctor.__doc__))
     return top
+
+
+def add_doctor(one: argparse.ArgumentParser) -> None:
+    one.add_argument("model", metavar="MODEL", nargs="?", help="a model's folder or GGUF file; none: the machine alone")
+    one.add_argument("--device", default="GPU", help="as OpenVINO names it: GPU (the default), GPU.1, CPU")
+    one.add_argument("--scheduler", metavar="JSON|FILE", help="the scheduler_config that is to be used")
+    one.add_argument("--properties", metavar="JSON|FILE", help="OpenVINO's properties, CACHE_DIR for one")
+    one.add_argument("--max-tokens", dest="tokens", metavar="N", type=int, help="prompt and answer of a sequence")
+    one.add_argument("--sequences", metavar="N", type=int, help="that are to fit at once")
+    one.add_argument("--device-lock", metavar="FILE", help="the device_lock of the lane on this device")
+    one.add_argument("--beside", action="store_true", help="load the model though a lane runs there")
+    one.add_argument("--boot", metavar="SECONDS", type=float, help="that loading may take (300)")
+    one.add_argument("--json", action="store_true", help="for scripts: docs/doctor.md tells the names")
+    one.set_defaults(run=doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -150,27 +150,37 @@ class Holder:
         """A lane with its server, as far as is known. Else what holds the lock is left over, or unknown."""
         return self.server is not None
 
-    def __str__(self) -> str:
-        if self.server is not None and self.server == os.getpid():
+    @property
+    def who(self) -> str:
+        match self.server, self.engine:
+            case None, None:
+                return "by an unknown process"
+            case None, engine:
+                return f"by engine process {engine}, whose server is gone"
+            case server, _ if server == os.getpid():
+                return "by another pipeline of this process"
+            case server, None:
+                return f"by server process {server}"
+        return f"by server process {self.server} and its engine, process {self.engine}"
+
+    @property
+    def remedy(self) -> str:
+        if self.server == os.getpid():
             return (
-                "by another pipeline of this process: close that one first, or give each device a lock of its own; "
-                f"if it is closed, its engine (process {self.engine or 'unknown'}) has not left"
+                "close that one first, or give each device a lock of its own; if it is closed, its engine "
+                f"(process {self.engine or 'unknown'}) has not left"
             )
         if self.server is not None:
-            engine = "" if self.engine is None else f" and its engine, process {self.engine}"
-            return f"by server process {self.server}{engine}: {_STOP}"
+            return "stop that server, or use another device"
         if self.engine is not None:
             return (
-                f"by engine process {self.engine}, whose server is gone: end it (kill -9 {self.engine}); if it does "
-                "not leave, it is stuck in the device's driver: reset the device, or reboot"
+                f"end it (kill -9 {self.engine}); if it does not leave, it is stuck in the device's driver: reset the "
+                "device, or reboot"
             )
-        return (
-            f"by an unknown process: find it with 'fuser -v {self.path}' or 'lsof {self.path}', also outside of this "
-            "container"
-        )
+        return f"find it with 'fuser -v {self.path}' or 'lsof {self.path}', also outside of this container"
 
-
-_STOP = "stop that server, or use another device"
+    def __str__(self) -> str:
+        return f"{self.who}: {self.remedy}"
 
 
 def holder_of(path: str) -> Holder | None:

@@ -134,6 +134,13 @@ def _compiled(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in _COMPILED and path.is_file())
 
 
+def compiled_in(folder: Path) -> int:
+    """Files that OpenVINO has compiled there; 0 also where that cannot be seen."""
+    with contextlib.suppress(OSError):
+        return len(_compiled(folder))
+    return 0
+
+
 def _put_aside(folder: Path, number: int) -> str:
     """Move what was compiled out of the way, unless there are more files than the `number` that a start failed with."""
     try:

@@ -268,8 +268,11 @@ class Part(NamedTuple):
 
 def gpu_parts(host: Host = HOST) -> Iterator[Part]:
     """Each part of the way to a GPU, nearest first, with what is wrong with it. Looks at one when it is asked for."""
-    for name, look in (("loader", _loader), ("driver", _driver), ("render node", _node), ("permission", _rights)):
-        yield Part(name, look(host))
+    yield Part("loader", _loader(host))
+    yield Part("driver", _driver(host))
+    yield Part("render node", _node(host))
+    if nodes := host.render_nodes():
+        yield Part("permission", _rights(host, nodes))
 
 
 def _loader(host: Host) -> Defect | None:
@@ -310,9 +313,8 @@ def _node(host: Host) -> Defect | None:
     )
 
 
-def _rights(host: Host) -> Defect | None:
-    nodes = host.render_nodes()
-    if not nodes or any(host.usable(node) for node in nodes):
+def _rights(host: Host, nodes: list[Path]) -> Defect | None:
+    if any(host.usable(node) for node in nodes):
         return None
     group = host.group_of(nodes[0])
     return Defect(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 TESTED = ("2026.4.1",)  #: releases that this library's facts were measured on
+TRIED = ("2026.4.1", "2026.4.0", "2026.3.1")  #: whose differences are known: the columns of docs/compatibility.md
 
 
 @frozen
@@ -36,6 +37,11 @@ def found(key: str, version: str) -> str | None:
 
 def untested(version: str) -> str | None:
     """A warning for a release that nothing was measured on."""
-    if version.startswith(TESTED):
+    if is_of(version, TESTED):
         return None
     return f"openvino-genai {version} is not among the tested releases ({', '.join(TESTED)})"
+
+
+def is_of(version: str, releases: tuple[str, ...]) -> bool:
+    """`version`, a build's, is of one of the `releases`."""
+    return any(version == release or version.startswith(f"{release}.") for release in releases)

@@ -73,3 +73,9 @@ def _remedy_for_folder(path: Path) -> str:
     if inner := sorted(path.glob("*/openvino_model.xml")):
         return f"There is one in {inner[0].parent}: give that."
     return "Export a model with optimum-cli export openvino -m NAME FOLDER, or give a .gguf file."
+
+
+def weights_bytes(path: Path) -> int:
+    """Of a whole model: all that its files of weights take, or its one file."""
+    files = path.glob("openvino_*.bin") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
