@@ -114,6 +114,15 @@ def overload(session: nox.Session) -> None:
 
 
 @nox.session
+def scrapes(session: nox.Session) -> None:
+    """What being looked at 1,000 times a second costs; ten minutes with nothing else on the machine. `-- --help`"""
+    install(session)
+    session.install("--quiet", "prometheus-client")
+    install_model(session)
+    session.run("python", "benchmarks/scrapes.py", *session.posargs)
+
+
+@nox.session
 def text(session: nox.Session) -> None:
     """What the text of a token costs; takes a minute."""
     install(session)

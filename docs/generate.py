@@ -34,6 +34,8 @@ from boundedgen._doctor._machine import Device, Machine, Place, Survey
 from boundedgen._doctor._page import Report, page
 from boundedgen._doctor._trial import Rate, Step, Trial
 from boundedgen._engine._findings import TESTED
+from boundedgen._fields import remark
+from boundedgen.exporters import _metrics
 from boundedgen.systemd import Notifier
 from boundedgen.testing import FaultKind
 
@@ -227,8 +229,8 @@ API: Mapping[str, Sequence[str]] = {
     "settings": ("Bounds", "Deadline", "Limits", "Admission", "RestartPolicy"),
     "output": ("Chunk", "Completion", "Alternative", "Reclamation", "FinishReason"),
     "looking": (
-        "SchedulerStats", "PoolStats", "ReclaimStats", "SequenceRow", "Health", "HealthState", "ProbeResult",
-        "ProbeVerdict",
+        "SchedulerStats", "TimeStats", "TimeHistogram", "PoolStats", "ReclaimStats", "SequenceRow", "Health",
+        "HealthState", "ProbeResult", "ProbeVerdict",
     ),
     "retries": ("retrying", "RetryBudget"),
     "errors": ("BoundedGenError", "Rejected", "GenerationError", *(kind.__name__ for kind in public_errors())),
@@ -290,7 +292,7 @@ def fields_of(kind: type) -> Iterator[list[str]]:
             yield [code(item.target.id), code(typed(kind, item)), what(kind, item.target.id, item, lines)]
         elif isinstance(item, ast.Assign) and issubclass(kind, Enum):
             name = ast.unparse(item.targets[0])
-            yield [code(name), code(f'"{kind[name].value}"'), remark(item, lines)]
+            yield [code(name), code(f'"{kind[name].value}"'), remarked(item, lines)]
 
 
 def typed(kind: type, item: ast.AnnAssign) -> str:
@@ -307,19 +309,11 @@ def typed(kind: type, item: ast.AnnAssign) -> str:
 
 def what(kind: type, name: str, item: ast.stmt, lines: list[str]) -> str:
     found: Mapping[str, str] = next((a.metadata for a in getattr(kind, "__attrs_attrs__", ()) if a.name == name), {})
-    return f"{found['unit']}: {found['why']}" if "why" in found else remark(item, lines)
+    return f"{found['unit']}: {found['why']}" if "why" in found else remarked(item, lines)
 
 
-def remark(item: ast.stmt, lines: list[str]) -> str:
-    """The `#:` comment of an attribute: beside it, else above it."""
-    end = item.end_lineno or item.lineno
-    beside = [line.split("#:")[1].strip() for line in lines[item.lineno - 1 : end] if "#:" in line]
-    above: list[str] = []
-    for line in reversed(lines[: item.lineno - 1]):
-        if not line.strip().startswith("#:"):
-            break
-        above.insert(0, line.split("#:")[1].strip())
-    return " ".join(beside or above).replace("|", "\\|")
+def remarked(item: ast.stmt, lines: list[str]) -> str:
+    return remark(item, lines).replace("|", "\\|")
 
 
 def public_body(kind: type) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -368,6 +362,26 @@ def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 def systemd() -> str:
     """The one class of a module that is imported by itself."""
     return told(Notifier)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Every metric of the exporter for Prometheus."""
+    return table(["Metric", "Type", "Labels", "From", "What"], map(metric_row, _metrics.told()))
+
+
+def metric_row(told: tuple[_metrics.Metric, str, str]) -> list[str]:
+    metric, source, text = told
+    label = metric.label and f", {code(metric.label)}"
+    return [code(metric.name), metric.kind, f"`pipeline`{label}", code(source), text.replace("|", "\\|")]
+
+
+def untold_fields() -> str:
+    """Fields that have no metric of their own."""
+    rows = ([code(f"{kind.__name__}.{name}"), why] for (kind, name), why in _metrics.UNTOLD.items())
+    return table(["Field", "Instead"], rows)
 
 
 # --- the test kit ----------------------------------------------------------------------------------------------------
@@ -497,7 +511,7 @@ def example(name: str) -> Callable[[], str]:
 
 EXAMPLES = (
     *("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane"),
-    *("asyncio_service", "retries", "chat_server"),
+    *("asyncio_service", "retries", "chat_server", "prometheus_metrics"),
 )
 
 PARTS: Mapping[str, Callable[[], str]] = {
@@ -507,6 +521,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "times": times,
     "quote": quote,
     "systemd": systemd,
+    "metrics": metrics,
+    "untold_fields": untold_fields,
     "testing_faults": testing_faults,
     "doctor_checks": doctor_checks,
     "doctor_example": doctor_example,

@@ -14,7 +14,7 @@ from figures import Figure
 from gpu import emulation
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-PARTS = ("start", "cost", "latency", "lag", "lateness", "scale", "throughput")
+PARTS = ("start", "cost", "latency", "lag", "lateness", "scale", "scrapes", "throughput")
 
 
 def run(name: str, *arguments: str) -> str:

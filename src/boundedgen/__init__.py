@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         ReclaimStats,
         SchedulerStats,
         SequenceRow,
+        TimeHistogram,
+        TimeStats,
     )
 
 __version__ = "0.1.0"
@@ -96,6 +98,8 @@ __all__ = [
     "SchedulerStats",
     "SequenceRow",
     "SlowReader",
+    "TimeHistogram",
+    "TimeStats",
     "retrying",
 ]
 
@@ -116,7 +120,10 @@ _NAMES = {
     "_pipeline": "BoundedPipeline",
     "_restart": "RestartPolicy",
     "_retrying": "RetryBudget retrying",
-    "_stats": "Health HealthState PoolStats ProbeResult ProbeVerdict ReclaimStats SchedulerStats SequenceRow",
+    "_stats": (
+        "Health HealthState PoolStats ProbeResult ProbeVerdict ReclaimStats SchedulerStats SequenceRow TimeHistogram "
+        "TimeStats"
+    ),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

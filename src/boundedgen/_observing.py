@@ -1,6 +1,5 @@
 """Stats and health, made in the caller's thread from the driver's snapshot and the step stamps. Nothing waits."""
 
-from itertools import accumulate
 from math import isfinite
 from typing import Any
 
@@ -11,7 +10,7 @@ from boundedgen._core._events import Cause, PoolFacts, Pulse
 from boundedgen._core._governor import Governor
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._stays import Stay
-from boundedgen._core._tally import RECLAIM_EDGES
+from boundedgen._core._times import RECLAIM
 from boundedgen._driver import Driver
 from boundedgen._errors import (
     BoundedGenError,
@@ -36,6 +35,8 @@ from boundedgen._stats import (
     ReclaimStats,
     SchedulerStats,
     SequenceRow,
+    TimeStats,
+    histogram_of,
     made,
 )
 
@@ -48,7 +49,6 @@ LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refus
 FAULTS = tuple(cause.value for cause in Cause if not cause.orderly)  # an orderly end must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
 COUNTED = tuple(f"{name}_total" for name in COUNTERS)
-EDGES = (*RECLAIM_EDGES, float("inf"))
 NOTHING: dict[str, Any] = {**dict.fromkeys(field.name for field in attrs.fields(SchedulerStats)), "step_current_s": 0.0}
 BEHIND = 1.0  #: seconds by which a driver may be late before that is STALLED
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
@@ -101,7 +101,6 @@ def stats_of(
     fields["deadlines_total"] = shown["deadlines_total"].copy()
     fields["leases_total"] = {**shown["leases_total"], "refused": driver.refused.total}
     fields["kills_total"] = shown["kills_total"].copy()
-    fields["reclaim"] = _reclaim(shown["reclaim"].copy())
     if probed is not None:
         fields.update(probed.shown(now))
     if sequences:
@@ -117,6 +116,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         **NOTHING,
         "waiting": census.waiting,
         "running": census.running,
+        "running_max": None if snapshot.capacity is None else snapshot.capacity.running_max,
         "stopping": census.stopping,
         "leases": snapshot.leases,
         "incarnation": snapshot.incarnation,
@@ -140,7 +140,8 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "closes_total": kills.get(Cause.CLOSE.value, 0),
         "recycled_total": kills.get(Cause.RECYCLE.value, 0),
         "service_error": snapshot.service_error,
-        "reclaim": _reclaimed(snapshot),
+        "times": made(TimeStats, {"_photograph": snapshot.times}),
+        "reclaim": _reclaim(snapshot),
     }
 
 
@@ -166,16 +167,16 @@ def _used(snapshot: Snapshot, kv: PoolStats) -> int | None:
     return min(kv.blocks_total, round(snapshot.usage * facts.pools[0].blocks))
 
 
-def _reclaimed(snapshot: Snapshot) -> dict[str, Any]:
-    count, steps, seconds, histogram = snapshot.reclaim
-    cumulative = dict(zip(EDGES, accumulate(histogram), strict=True))
-    proof = None if snapshot.facts is None else snapshot.facts.proof
-    return {"count_total": count, "steps_max": steps, "seconds_max": seconds, "buckets_s": cumulative, "proof": proof}
-
-
-def _reclaim(fields: dict[str, Any]) -> ReclaimStats:
-    fields["buckets_s"] = fields["buckets_s"].copy()
-    return made(ReclaimStats, fields)
+def _reclaim(snapshot: Snapshot) -> ReclaimStats:
+    told, (steps_max, seconds_max) = histogram_of(snapshot.times, RECLAIM), snapshot.reclaim_most
+    return ReclaimStats(
+        count_total=told.count_total,
+        sum_s=told.sum_s,
+        steps_max=steps_max,
+        seconds_max=seconds_max,
+        buckets_s=told.buckets_s,
+        proof=None if snapshot.facts is None else snapshot.facts.proof,
+    )
 
 
 def _age(since: float | None, now: float) -> float | None:

@@ -77,9 +77,10 @@ class BoundedPipeline:
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
-        settings = settings_of(limits, bounds, lease_ttl, admission, restart)
+        self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart)
         self._limits = limits = settings.limits
         parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
+        self._configuration = parts.configuration
         asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
         box = box_of(black_box, limits, asked)
         self._runtime = runtime = runtime_of(clock)

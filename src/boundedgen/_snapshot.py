@@ -10,6 +10,7 @@ from boundedgen._core._books import Census
 from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
 from boundedgen._core._life import Death
+from boundedgen._core._times import Photograph
 
 COUNTERS: Final = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
@@ -50,7 +51,8 @@ class Snapshot:
     lease_events: dict[str, int]
     kills: dict[str, int]
     service_error: float | None  #: mean error of predicted service times, as a share; None: nothing was predicted yet
-    reclaim: tuple[int, int, float, tuple[int, ...]]
+    times: Photograph
+    reclaim_most: tuple[int, float]  #: steps and seconds
     #: what `stats()` tells of it whenever it is read, once it was read; not that of another one that was made from it
     shown: dict[str, Any] | None = field(default=None, init=False)
 
@@ -110,12 +112,8 @@ class Gauges:
             lease_events=dict(tally.leases),
             kills=dict(tally.kills),
             service_error=governor.forecast.error.value if governor.forecast.error.weight else None,
-            reclaim=(
-                tally.reclaimed,
-                tally.reclaim_steps_max,
-                tally.reclaim_seconds_max,
-                tuple(tally.reclaim_histogram),
-            ),
+            times=tally.times.photograph(),
+            reclaim_most=(tally.reclaim_steps_max, tally.reclaim_seconds_max),
         )
 
     def _tokens_per_s(self, tokens: int, working: bool, now: float) -> float | None:

@@ -6,15 +6,18 @@ known is None, never 0. Ages are computed when the answer is read.
 
 import enum
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar, final
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from attrs import Attribute, AttrsInstance, Factory, asdict, field, frozen
 
+from boundedgen._core._times import EDGES, FIRST_TOKEN, NEXT_TOKEN, QUEUED, STEP, TOTAL, Photograph
 from boundedgen._errors import BoundedGenError
 from boundedgen._fields import tells_of_its_fields
 
 _Value = TypeVar("_Value", bound=AttrsInstance)
+PLACES: Final = {edge: place for place, edge in enumerate((*EDGES, math.inf))}  #: of the buckets, by upper edge
 
 
 def made(kind: type[_Value], fields: dict[str, Any]) -> _Value:
@@ -49,15 +52,87 @@ class PoolStats:
 
 
 @final
+class Buckets(Mapping[float, int]):
+    """Upper edge in seconds -> how many times up to it. Nobody can change it, so that many answers share one."""
+
+    __slots__ = ("_counts", "_up_to")
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        """`counts`: of each bucket alone, the one above the last edge included; nobody changes it any more."""
+        self._counts = counts
+        self._up_to: tuple[int, ...] = ()
+
+    def __getitem__(self, edge: float) -> int:
+        if not self._up_to:  # nobody has looked yet, and hardly anybody does
+            self._up_to = tuple(accumulate(self._counts))
+        return self._up_to[PLACES[edge]]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@final
+@tells_of_its_fields
+@frozen(kw_only=True)
+class TimeHistogram:
+    """How long something took, each time that it happened. What falls on an edge is below it."""
+
+    count_total: int  #: how many times
+    sum_s: float  #: seconds, all of them together
+    #: upper edge in seconds -> how many times up to it; cumulative, the last edge is infinite. The edges are fixed:
+    #: 1, 2, 3, 5 of each power of ten, from 0.001 to 30; then 60, 120, 300, 600
+    buckets_s: Mapping[float, int]
+
+
+@final
 @tells_of_its_fields
 @frozen(kw_only=True, slots=False)  # for `made`
+class TimeStats:
+    """The times that bounds are set for, as they were. No probe is in any of them but `step`."""
+
+    queued: TimeHistogram  #: from submit to the first admission, of each sequence that the engine has taken in
+    first_token: TimeHistogram  #: from submit to the first visible token, of each sequence that has shown one
+    #: between two visible tokens, an outage between them included, 0 for those that came at once; not of requests of
+    #: several sequences
+    next_token: TimeHistogram
+    total: TimeHistogram  #: from submit to the end, of each sequence that has ended, however it did
+    step: TimeHistogram  #: of each step that returned; where reports were merged, the mean of those steps
+
+    if not TYPE_CHECKING:  # mypy would believe that there is every name
+
+        def __getattr__(self, name):
+            """Of what was `made` with nothing but a photograph: most who look at stats do not look here."""
+            if name not in _KINDS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__[name] = found = histogram_of(self._photograph, _KINDS[name])
+            return found
+
+
+def histogram_of(times: Photograph, kind: int) -> TimeHistogram:
+    rows, seconds = times
+    return TimeHistogram(count_total=sum(rows[kind]), sum_s=seconds[kind], buckets_s=Buckets(rows[kind]))
+
+
+_KINDS = {"queued": QUEUED, "first_token": FIRST_TOKEN, "next_token": NEXT_TOKEN, "total": TOTAL, "step": STEP}
+
+
+@final
+@tells_of_its_fields
+@frozen(kw_only=True)
 class ReclaimStats:
     """Stays made to leave before their own end (cancelled, expired, revoked, paused), and proved to have left."""
 
     count_total: int  #: stays
+    sum_s: float  #: seconds from the stop being taken to the proof, all of them together
     steps_max: int  #: steps begun after the engine took the stop, until the proof; the most so far
     seconds_max: float  #: seconds from the stop being taken to the proof; the most so far
-    buckets_s: Mapping[float, int]  #: upper edge in seconds -> stays up to it; cumulative, the last edge is infinite
+    buckets_s: Mapping[float, int]  #: upper edge in seconds -> stays up to it; edges as of TimeHistogram
     proof: str | None  #: "perf_metrics" or "request_count", the evidence in use; None before the first READY
 
 
@@ -94,6 +169,7 @@ class SchedulerStats:
 
     waiting: int  #: sequences that are accepted and not in the engine
     running: int  #: sequences in the engine, not answered yet
+    running_max: int | None  #: sequences that it can hold at once, running and stopping; None before the first READY
     stopping: int  #: stays whose release is not proved yet; they count against capacity
     leases: int  #: live ones, implicit ones included
     incarnation: int  #: number of the engine's life, from 1
@@ -142,6 +218,7 @@ class SchedulerStats:
     service_error: float | None  #: how far off predicted service times are, lately, as a share; None: not known yet
     ghosts_total: int  #: stays that only the engine knew; stopped
     forgotten_total: int  #: stays that the engine no longer knew; ended
+    times: TimeStats  #: of queueing, of tokens, of whole sequences and of steps, as histograms
     reclaim: ReclaimStats  #: how fast those that were stopped have left
     #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one
     #: answers: FAILED makes health STALLED only until there is progress, or another engine

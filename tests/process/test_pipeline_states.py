@@ -191,6 +191,9 @@ def test_submissions_are_ended_waiting_or_running_in_1000_snapshots_under_load_a
             for look in range(1000):
                 stats = lane.stats()
                 assert stats.submitted_total == sum(stats.finished_total.values()) + stats.waiting + stats.running
+                assert stats.times.total.count_total == sum(stats.finished_total.values())
+                assert stats.times.step.count_total == stats.steps_total
+                assert stats.times.first_token.count_total + stats.times.next_token.count_total == stats.tokens_total
                 assert min(stats.waiting, stats.running, stats.stopping, stats.leases) >= 0
                 assert stats.running <= 4
                 assert stats.blocks_reserved is None or 0 <= stats.blocks_reserved <= (stats.blocks_total or 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from attrs import define, field, frozen
 from stateful.budgets import Budgets
+from stateful.durations import Durations
 from stateful.pauses import Pauses
 
 from boundedgen._admission import Admission
@@ -118,6 +119,7 @@ class Oracle:
         self.limits = limits
         self.ageing, self.margin = admission.ageing, admission.margin
         self.pauses = Pauses(admission.policy == "adaptive")
+        self.durations = Durations()
         self.turns: dict[tuple[bool, int], float] = {}  #: the last admission, by suspects or not and priority
         self.first: dict[int, float] = {}  #: the first submission of a priority
         self.forget_after = forget_after
@@ -336,6 +338,7 @@ class Oracle:
     def _all_gone(self) -> None:
         for stay in self.open_stays():
             stay.gone = "died"
+            self.durations.entered([stay.id])
 
     def _failed(self, now: float) -> None:
         self.recycled, self.well_since = False, float("inf")
@@ -350,6 +353,8 @@ class Oracle:
     def _progressed(self, report: ev.Progress, now: float) -> None:
         self.reported_steps = report.steps
         self.budgets.received(report, self.woke_at)
+        self.durations.reported(report)
+        self.durations.entered(report.taken)
         self.rss = self.rss if report.rss_bytes is None else report.rss_bytes
         for id_ in report.taken:
             self.stays[id_].taken = True
@@ -364,11 +369,13 @@ class Oracle:
                 stay.stop_taken_steps = report.steps - 1
         for refusal in report.refused:
             self._let_go(refusal.stay, "refused")
+            self.durations.refused(refusal.stay)
             stay = self.stays[refusal.stay]
             stay.row.refused_by_engine |= refusal.code != ev.NO_ROOM
             stay.row.admitted &= not (stay.first and refusal.code == ev.NO_ROOM)
         for release in report.released:
             self._let_go(release.stay, "released")
+            self.durations.entered([release.stay])
         if report.held is not None:
             self._reconcile(set(report.held))
         if report.scheduled or report.taken or report.released or report.finished:
@@ -495,6 +502,7 @@ class Oracle:
         self.doomed = False
         self.progress_at = None
         self.budgets.spawned(effect.incarnation)
+        self.durations.spawned()
         self.pauses.spawned()
 
     def _kill(self, effect: ev.Kill, now: float) -> None:
@@ -573,6 +581,7 @@ class Oracle:
         self.stays[effect.stay] = StayRow(
             effect.stay, row, needs, probe, self._outside(now), row.suspect, not row.admitted
         )
+        self.durations.admitted(effect.stay, row.submission, now, first=not row.admitted)
         row.stay, row.admitted = effect.stay, True
         if len(list(self.open_stays())) == 1:
             self.progress_at = now
@@ -603,6 +612,7 @@ class Oracle:
         assert row.settled is None, "nothing is emitted after settlement"
         assert effect.token_ids
         row.emitted += effect.token_ids
+        self.durations.shown(row.submission, len(effect.token_ids), now)
         assert row.stay is not None
         row.suspect = self.stays[row.stay].trial = False
         row.fruitless = 0
@@ -636,6 +646,9 @@ class Oracle:
         assert row.settled is None, "settled twice"
         row.settled = effect.reason
         self.reasons[effect.reason] += not row.submission.probe
+        self.durations.settled(row.submission, now)
+        if effect.results:
+            self.durations.shown_at_the_end(row.submission, now)
         assert effect.held is any(s.row is row for s in self.stays.values() if not s.proved), "held: a proof follows"
         shown_at_the_end = row.finish is not None and any(result.token_ids for result in row.finish.results)
         if shown_at_the_end and effect.reason in ("stop", "length", "cache_exhausted"):

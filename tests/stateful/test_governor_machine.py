@@ -253,6 +253,7 @@ class GovernorMachine(RuleBasedStateMachine):
         assert tally.submitted == tally.finished.total() + census.waiting + census.running
         assert (tally.restarts, tally.kills["recycle"]) == (oracle.restarts, oracle.recyclings)
         assert tally.paused <= oracle.pauses.paused
+        oracle.durations.check(tally.times)
         assert set(self.governor.sequences) == {r.submission.id for r in oracle.open_rows()}
         if oracle.phase not in ("failed", "closed"):
             assert set(self.governor.stays) == {s.id for s in oracle.open_stays()}

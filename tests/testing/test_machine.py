@@ -16,6 +16,7 @@ from boundedgen._core._governor import Governor
 from boundedgen._core._leases import Leases
 from boundedgen._core._order import Order
 from boundedgen._core._sequences import Sequence
+from boundedgen._core._times import NEXT_TOKEN, Times
 from boundedgen._core._watch import Watch
 from boundedgen._flow import Flow
 from boundedgen._serving import Serving
@@ -160,12 +161,21 @@ def a_cancel_that_waits(patch: pytest.MonkeyPatch) -> None:
 def ends_that_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     count = Governor._count_end
 
-    def twice(self: Governor, sequence: Sequence, reason: str, bound: str) -> None:
-        count(self, sequence, reason, bound)
+    def twice(self: Governor, sequence: Sequence, reason: str, bound: str, now: float) -> None:
+        count(self, sequence, reason, bound, now)
         if reason == b.FinishReason.CANCELLED:
-            count(self, sequence, reason, bound)
+            count(self, sequence, reason, bound, now)
 
     patch.setattr(Governor, "_count_end", twice)
+
+
+def times_that_are_taken_back(patch: pytest.MonkeyPatch) -> None:
+    add = Times.add
+
+    def less(self: Times, kind: int, seconds: float, times: int = 1) -> None:
+        add(self, kind, seconds, -times if kind == NEXT_TOKEN and sum(self.rows[kind]) > 3 else times)
+
+    patch.setattr(Times, "add", less)
 
 
 def blocks_that_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
@@ -185,6 +195,7 @@ PLANTED: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     a_failed_lane_accepts: "promise|refuse",
     a_cancel_that_waits: "promise 9|a probe takes no longer|ended CANCELLED for no reason",  # which cancels, too
     ends_that_are_counted_twice: "promise 10",
+    times_that_are_taken_back: "promise 10",
     blocks_that_are_not_given_back: "Failing test case",
 }
 

@@ -49,6 +49,8 @@ def looking(p: b.BoundedPipeline) -> None:
     assert_type(stats, b.SchedulerStats)
     assert_type(stats.finished_total, Mapping[str, int])
     assert_type(stats.pools, tuple[b.PoolStats, ...])
+    assert_type(stats.times.next_token, b.TimeHistogram)
+    assert_type(stats.times.next_token.buckets_s, Mapping[float, int])
     assert_type(stats.sequences, tuple[b.SequenceRow, ...] | None)
     assert_type(stats.oldest_waiting_s, float | None)
     assert_type(p.health().state, b.HealthState)

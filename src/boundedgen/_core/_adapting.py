@@ -77,7 +77,6 @@ class Adapting(Settling):
             self.tally.requeued += 1
             if stay.first:  # as if it had never been let in: its bound `queued` goes on
                 sequence.admitted_at = None
-                self.tally.prompt_tokens -= sequence.submission.prompt_tokens
                 self._schedule(sequence)
         self._stay_calm()
 

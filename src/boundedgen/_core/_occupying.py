@@ -5,6 +5,7 @@ from boundedgen._core._adapting import Adapting
 from boundedgen._core._phases import SequencePhase, StayPhase
 from boundedgen._core._sequences import Sequence
 from boundedgen._core._stays import Stay
+from boundedgen._core._times import QUEUED
 from boundedgen._errors import FinishReason as Why
 
 
@@ -88,7 +89,6 @@ class Occupying(Adapting):
         self._move(sequence, SequencePhase.RUNNING)
         if sequence.admitted_at is None:
             sequence.admitted_at = now
-            self.tally.prompt_tokens += 0 if probe else sequence.submission.prompt_tokens
             if sequence.bounds.queued is not None:  # which is met
                 self._schedule(sequence)
         self.watch.ordered("admit", stay.id, now)
@@ -97,12 +97,20 @@ class Occupying(Adapting):
         admit = ev.Admit(incarnation, stay.id, sequence.id, sequence.total_at, *times, self._claim(sequence), followed)
         self._effects.append(admit)
 
+    def _let_in(self, stay: Stay) -> None:
+        """The engine has taken it, or can no longer turn it back: what is counted once is never taken back."""
+        if stay.first and not stay.probe:
+            self.tally.prompt_tokens += stay.submission.prompt_tokens
+            self.tally.times.add(QUEUED, stay.admitted_at - stay.submission.submitted_at)
+
     def _gone(self, stay: Stay, steps: int, seconds: float, proof: str, now: float) -> None:
         """The one exit of every stay."""
         forced = stay.phase is StayPhase.STOPPING and stay.stop_at is not None
         self._move(stay, StayPhase.GONE)
         del self.stays[stay.id]
         self.watch.gone(stay.id)
+        if not stay.taken and proof != "refused":
+            self._let_in(stay)
         self._tried(stay)
         self._has_left(stay)
         if stay.probe:
@@ -124,8 +132,9 @@ class Occupying(Adapting):
                 self._enqueue(sequence, now)
 
     def _learn(self, stay: Stay) -> None:
-        if stay.first_at is not None and stay.submission.sequences == 1:
-            first_s, total_s = stay.first_at - stay.admitted_at, stay.last_at - stay.admitted_at
+        last_at = stay.occupant.token_at
+        if stay.first_at is not None and last_at is not None and stay.submission.sequences == 1:
+            first_s, total_s = stay.first_at - stay.admitted_at, last_at - stay.admitted_at
             self.forecast.left(stay.submission.prompt_tokens + stay.before, stay.tokens, first_s, total_s)
 
     def _tried(self, stay: Stay) -> None:

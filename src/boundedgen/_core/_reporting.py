@@ -7,6 +7,7 @@ from boundedgen._core._admission import AHEAD
 from boundedgen._core._phases import SequencePhase, StayPhase
 from boundedgen._core._recycling import Recycling
 from boundedgen._core._sequences import Sequence
+from boundedgen._core._times import FIRST_TOKEN, NEXT_TOKEN, STEP
 from boundedgen._errors import FinishReason as Why
 
 CACHE_TRIES = 3  #: stays that the engine may end for lack of cache before the sequence is given up
@@ -22,7 +23,7 @@ class Reporting(Recycling):
             self.last_report = report
         if report.rss_bytes is not None:
             self.life.rss_bytes = report.rss_bytes
-        self.tally.steps += report.steps - self.watch.steps
+        self._count_steps(report)
         self.watch.reported(report, now)
         for id_ in report.taken:
             self._taken(id_)
@@ -40,33 +41,53 @@ class Reporting(Recycling):
         if report.held is not None:
             self._reconcile(frozenset(report.held), now)
 
+    def _count_steps(self, report: ev.Progress) -> None:
+        """Of those that are merged it is known how long all of them took, and not each."""
+        steps = report.steps - self.watch.steps
+        if steps > 0:
+            self.tally.steps += steps
+            self.tally.times.add(STEP, (report.ended - report.began) / steps, steps)
+
     def _taken(self, id_: int) -> None:
         stay = self.stays.get(id_)
-        if stay is not None:
+        if stay is not None and not stay.taken:
             stay.taken = True
             self.watch.taken("admit", id_)
+            self._let_in(stay)
 
     def _shown(self, outputs: Iterable[tuple[int, tuple[int, ...], tuple[float, ...]]], now: float) -> None:
-        """What all of them have generated: one a running sequence, so that here each line counts."""
+        """What all of them have generated: one a running sequence, so that here each line counts.
+
+        Most had their last token in one wake, so that the times between two are few: each is counted once.
+        """
         reading = self.clock.at(now)
+        since: dict[float, int] = {}  # tokens, by when the one before each was shown
         for id_, token_ids, logprobs in outputs:
             stay = self.stays.get(id_)
             if stay is None or stay.phase is not StayPhase.ADMITTED:  # that of a settled one is not
                 self.tally.late_tokens += len(token_ids)
                 continue
             sequence = stay.occupant
-            stay.heard(len(token_ids), now, reading)
+            before = stay.heard(len(token_ids), now, reading)
             if self.trial is not None:
                 self._tried(stay)
             if stay.expected < sequence.tokens + AHEAD:
                 self._outgrown(sequence, stay)
             if not stay.probe:
                 self.tally.tokens += len(token_ids)
+                if before is None:
+                    self.tally.times.add(FIRST_TOKEN, now - sequence.submission.submitted_at)
+                else:
+                    since[before] = since.get(before, 0) + 1
+                if len(token_ids) > 1:
+                    since[now] = since.get(now, 0) + len(token_ids) - 1
             if self.life.failures:
                 self.life.served(now, self._forget_after)
             if sequence.bounds.first_token is not None or sequence.bounds.next_token is not None:
                 self._ready.set(sequence.id, sequence.ready_at())
             self._effects.append(ev.Emit(sequence.id, token_ids, logprobs))
+        for before, tokens in since.items():
+            self.tally.times.add(NEXT_TOKEN, now - before, tokens)
 
     def _finished(self, finish: ev.Finish, now: float) -> None:
         """The engine ended it by itself, and holds it until the release that follows."""
@@ -90,6 +111,8 @@ class Reporting(Recycling):
         elif not tokens:  # what ends it is a token too, and is among them: there is no empty answer
             self._lose(sequence, now, "the engine finished it without a token")
         else:
+            if finish.results:  # it has shown nothing before
+                self.tally.times.add(FIRST_TOKEN, now - sequence.submission.submitted_at)
             self._settle(sequence, Why(finish.why), now, results=finish.results)
 
     def _lost_to_the_cache(self, sequence: Sequence, now: float) -> None:

@@ -52,7 +52,7 @@ class Sequence:
     cleared: bool = field(init=False)
     tokens: int = 0  #: visible so far
     admitted_at: float | None = None  #: the first time
-    first_token_at: float | None = None
+    token_at: float | None = None  #: of its last visible token; None: it has shown none
     lost: int = 0  #: stays that the engine ended for lack of cache
     resumed: int = 0  #: times that it was taken up again after the loss of an engine
     paused: int = 0  #: times that it was stopped to make room for others
@@ -98,7 +98,7 @@ class Sequence:
         A `next_token` of zero or less ends it at once.
         """
         bound, gap = self.bounds.first_token, self.bounds.next_token
-        if self.first_token_at is not None:
+        if self.token_at is not None:
             bound = gap
         elif gap is not None and gap <= 0:
             bound = gap if bound is None else min(bound, gap)
@@ -109,7 +109,7 @@ class Sequence:
         at, first = self.ready_at(), self.bounds.first_token
         if at is None:
             return None
-        in_time = self.first_token_at is None and first is not None and at == self.reading + first
+        in_time = self.token_at is None and first is not None and at == self.reading + first
         return Deadline(at, "first_token" if in_time else "next_token")
 
     def shrink(self, bounds: Bounds, at: float, reading: float) -> None:
@@ -121,11 +121,11 @@ class Sequence:
         gap = bounds.next_token
         if gap is not None:  # what is infinite has no difference
             gap = None if gap == math.inf else max(0.0, gap)
-        if gap is not None and self.first_token_at is not None and self.bounds.next_token is not None:
+        if gap is not None and self.token_at is not None and self.bounds.next_token is not None:
             # The gap that is under way may last until the earlier of its old end and `at` + the new bound.
             self.reading = min(self.reading + self.bounds.next_token, reading + gap) - min(gap, self.bounds.next_token)
         elif gap is not None:
-            self.reading = reading if self.first_token_at is not None else self.reading
+            self.reading = reading if self.token_at is not None else self.reading
         self.bounds = self.bounds.tightest(Bounds(total=bounds.total, queued=queued, first_token=first, next_token=gap))
 
 

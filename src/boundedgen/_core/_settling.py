@@ -11,6 +11,7 @@ from boundedgen._core._leases import Lease
 from boundedgen._core._order import Order
 from boundedgen._core._phases import SequencePhase
 from boundedgen._core._sequences import Ended, Sequence
+from boundedgen._core._times import TOTAL
 from boundedgen._errors import FinishReason as Why
 
 OUTAGE = 0.05  #: seconds without an engine that are worth a word
@@ -81,17 +82,18 @@ class Settling(Books):
         self._ready.set(sequence.id, None)
         self._leave_lease(sequence)
         held, reason = sequence.stay is not None, why.value
-        self._count_end(sequence, reason, bound)
+        self._count_end(sequence, reason, bound, now)
         self._effects.append(ev.Settle(sequence.id, reason, detail, bound, at, results, held))
         if sequence.stay is not None:
             self._stop(self.stays[sequence.stay], now)
 
-    def _count_end(self, sequence: Sequence, reason: str, bound: str) -> None:
+    def _count_end(self, sequence: Sequence, reason: str, bound: str, now: float) -> None:
         submission = sequence.submission
         if submission.probe:
             self.probes -= 1
             return
         self.tally.finished[reason] += 1
+        self.tally.times.add(TOTAL, now - submission.submitted_at)
         if sequence.tokens and submission.sequences == 1:
             self.forecast.lengths.add(sequence.tokens, ended=reason == Why.STOP)
         if bound:

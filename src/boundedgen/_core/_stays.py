@@ -25,7 +25,6 @@ class Stay:
     entered: int = 0  #: steps of its engine that had ended when it was admitted
     longest: int | None = None  #: of its results, in tokens, once they are known
     first_at: float | None = None  #: of its first token
-    last_at: float = 0.0  #: of its last token
     taken: bool = False  #: the engine has acknowledged the admission
     stop_at: float | None = None  #: when it began to be STOPPING
 
@@ -34,17 +33,19 @@ class Stay:
         """Generated in it."""
         return self.occupant.tokens - self.before
 
-    def heard(self, tokens: int, now: float, reading: float) -> None:
-        """It has generated some, one step after the other. They are visible: its occupant is above suspicion."""
+    def heard(self, tokens: int, now: float, reading: float) -> float | None:
+        """It has generated some, one step after the other. They are visible: its occupant is above suspicion.
+
+        Returns when the token before them was visible; None: they are the first.
+        """
         occupant = self.occupant
-        self.last_at = now
+        before, occupant.token_at = occupant.token_at, now
         occupant.tokens += tokens
         occupant.reading = reading
         occupant.suspect, occupant.fruitless = False, 0
         if self.first_at is None:
             self.first_at = now
-            if occupant.first_token_at is None:
-                occupant.first_token_at = now
+        return before
 
     def computed(self, steps: int) -> int:
         """Tokens, as well as it is known, `steps` of its engine having ended. Several sequences, beams among them, show

@@ -13,9 +13,13 @@ from boundedgen._engine import _start
 @cache
 def versions() -> Mapping[str, str]:
     """As of the first call, which reads files. Empty for what is not installed."""
-    found = importlib.metadata.distributions(name="openvino-genai", path=_start.places())
-    engine = next((distribution.version for distribution in found), "")
-    return {"boundedgen": str(sys.modules["boundedgen"].__version__), "openvino-genai": engine}
+    return {"boundedgen": str(sys.modules["boundedgen"].__version__), "openvino-genai": installed("openvino-genai")}
+
+
+def installed(name: str) -> str:
+    """The version of a distribution, where this process imports from; empty: there is none. Reads files."""
+    found = importlib.metadata.distributions(name=name, path=_start.places())
+    return next((distribution.version for distribution in found), "")
 
 
 def replaced(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:

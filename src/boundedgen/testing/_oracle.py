@@ -12,7 +12,7 @@ from boundedgen._core._events import Cause
 from boundedgen._errors import BoundedGenError, DeadlineExceeded, FinishReason, Rejected
 from boundedgen._generation import Generation
 from boundedgen._lease import Lease
-from boundedgen._stats import HealthState, SchedulerStats, SequenceRow
+from boundedgen._stats import HealthState, ReclaimStats, SchedulerStats, SequenceRow, TimeHistogram
 from boundedgen.testing._faults import JUSTIFIES, FaultKind
 from boundedgen.testing._ready_time import ReadyTime
 from boundedgen.testing._rows import EPS, INF, LeaseRow, Row, Stopping
@@ -49,6 +49,7 @@ class Oracle:
         self._ageing = simulation.admission.ageing
         self._adaptive = simulation.admission.policy == "adaptive"
         self._turns: dict[int, float] = {}  # by priority: before its last admission
+        self._times: list[tuple[int, ...]] = []  # all buckets that were seen last
 
     # --- what is asked -------------------------------------------------------------------------------------------
 
@@ -113,6 +114,7 @@ class Oracle:
         for row in self.open_rows():
             self._look_at(row, shown.get(row.id), stats.incarnation, now)
         self._check_the_counts(stats, shown)
+        self._check_the_times(stats)
         self._check_capacity(shown)
         self._check_turns(shown)
         self._check_reclaim(shown, stats.steps_total, now)
@@ -229,6 +231,21 @@ class Oracle:
         for name, count in (+self._refused).items():
             assert count <= stats.rejected_total[name], f"{name}: a refusal was not counted (promise 10)"
 
+    def _check_the_times(self, stats: SchedulerStats) -> None:
+        """Each that was counted elsewhere took its time, once; and nothing is taken back."""
+        times = stats.times
+        assert times.total.count_total == sum(stats.finished_total.values()), "each end took its time (promise 10)"
+        assert times.step.count_total == stats.steps_total, "each step took its time (promise 10)"
+        assert times.first_token.count_total <= times.queued.count_total <= stats.submitted_total, "in this order"
+        spoke = sum(bool(row.tokens) for row in self.rows.values())
+        others = stats.submitted_total - len(self.rows)
+        assert spoke <= times.first_token.count_total <= spoke + others, "each first token took its time (promise 10)"
+        told = (times.queued, times.first_token, times.next_token, times.total, times.step, stats.reclaim)
+        now = [buckets_of(histogram) for histogram in told]
+        for buckets, before in zip(now, self._times, strict=False):
+            assert all(n >= then for n, then in zip(buckets, before, strict=True)), "a counter went back (promise 10)"
+        self._times = now
+
     def _check_capacity(self, shown: dict[int, SequenceRow]) -> None:
         """Promises 2 and 7: what is not proved gone counts, in every pool."""
         held = [(self.rows[row.id], row) for row in shown.values() if row.blocks]
@@ -331,6 +348,17 @@ class Oracle:
             assert proof.steps <= self._limits.reclaim_steps, "a release took too many steps (promise 2)"
         engine = self._simulation.engine
         assert engine.held() == (), "the engine holds what nobody knows of (promise 2)"
+
+
+def buckets_of(histogram: TimeHistogram | ReclaimStats) -> tuple[int, ...]:
+    """Each of them alone; they add up, and so do the seconds."""
+    edges, up_to = list(histogram.buckets_s), list(histogram.buckets_s.values())
+    alone = [n - before for n, before in zip(up_to, [0, *up_to], strict=False)]
+    assert up_to[-1] == histogram.count_total
+    least = sum(n * edge for n, edge in zip(alone, [0.0, *edges], strict=False))
+    most = sum(n * edge for n, edge in zip(alone, edges, strict=True) if n)
+    assert least - EPS <= histogram.sum_s <= most + EPS, "the seconds are those of the buckets (promise 10)"
+    return tuple(alone)
 
 
 def error_of(generation: Generation) -> BoundedGenError | None:
