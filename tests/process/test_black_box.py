@@ -411,6 +411,8 @@ def test_a_disk_that_is_full_later_keeps_incident_json_if_nothing_else(
         shown, missing = report(folder)
         assert missing
         assert f"missing: {', '.join(missing)}" in shown
+        for written in folder.glob("*.jsonl"):
+            assert written.read_bytes().endswith(b"\n"), "what is there is whole"
 
 
 def test_a_disk_that_is_full_at_the_start_is_refused_by_name(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def gather(kinds: list[Kind], until: float) -> tuple[dict[str, str], list[str]]:
 
 
 def write(folder: Path, name: str, files: dict[str, bytes]) -> None:
-    """All files or, if incident.json at least could be written, as many as possible; then OSError all the same."""
+    """All files or, if incident.json at least is whole, as many whole ones as possible; then OSError all the same."""
     part = folder / f".{name}.part"
     part.mkdir(mode=0o700)
     try:
@@ -332,9 +332,9 @@ def write(folder: Path, name: str, files: dict[str, bytes]) -> None:
             with open(os.open(part / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
                 out.write(data)
     except OSError:
-        first, wanted = part / "incident.json", len(files["incident.json"])
-        whole = first.is_file() and first.stat().st_size == wanted
-        shutil.rmtree(part, ignore_errors=True) if not whole else part.rename(folder / name)
+        (part / file).unlink(missing_ok=True)  # half of it cannot be read
+        known = (part / "incident.json").is_file()
+        part.rename(folder / name) if known else shutil.rmtree(part, ignore_errors=True)
         raise
     part.rename(folder / name)
 
