@@ -35,6 +35,7 @@ from boundedgen._doctor._page import Report, page
 from boundedgen._doctor._trial import Rate, Step, Trial
 from boundedgen._engine._findings import TESTED
 from boundedgen._fields import remark
+from boundedgen.endpoints import Answer, kubernetes_probes, liveness, readiness, startup
 from boundedgen.exporters import _metrics
 from boundedgen.systemd import Notifier
 from boundedgen.testing import FaultKind
@@ -244,12 +245,13 @@ def api(part: str) -> Callable[[], str]:
     return tell
 
 
-def told(kind: type) -> str:
+def told(kind: type | Callable[..., object]) -> str:
     """One public class: what it is, how it is made, what it has, what it does. Or a function."""
     if inspect.isfunction(kind):
         (node,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(node, ast.FunctionDef)
         return f"### `{kind.__name__}`\n\n{signature(node.name, node)}\n{inspect.getdoc(kind)}\n"
+    assert isinstance(kind, type)
     parts = [f"### `{kind.__name__}`\n", f"{written(kind)}\n", *made(kind), *answered(kind)]
     head = ["Member", "Value", "What"] if issubclass(kind, Enum) else ["Field", "Type", "What"]
     rows = ((head, list(fields_of(kind))), (["Property", "Type", "What"], list(properties_of(kind))))
@@ -362,6 +364,21 @@ def signature(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 def systemd() -> str:
     """The one class of a module that is imported by itself."""
     return told(Notifier)
+
+
+def endpoints() -> str:
+    """All of another such module."""
+    return "\n".join(map(told, (startup, liveness, readiness, kubernetes_probes, Answer)))
+
+
+def kubernetes() -> str:
+    """The part of a container's specification, for the default limits."""
+    paths = {"startupProbe": "/startup", "livenessProbe": "/live", "readinessProbe": "/ready"}
+    lines = []
+    for kind, numbers in kubernetes_probes().items():
+        lines += [f"{kind}:", f"  httpGet: {{path: {paths[kind]}, port: http}}"]
+        lines += [f"  {name}: {value}" for name, value in numbers.items()]
+    return "\n".join(["```yaml", *lines, "```"]) + "\n"
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -521,6 +538,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "times": times,
     "quote": quote,
     "systemd": systemd,
+    "endpoints": endpoints,
+    "kubernetes": kubernetes,
     "metrics": metrics,
     "untold_fields": untold_fields,
     "testing_faults": testing_faults,

@@ -1,19 +1,20 @@
-"""What an orchestrator and a scraper ask. python examples/probes_and_metrics.py MODEL [DEVICE]"""
+"""What an orchestrator, a balancer and a scraper ask. python examples/probes_and_metrics.py MODEL [DEVICE]"""
 
 import json
 import sys
 
 import boundedgen as b
+from boundedgen.endpoints import Answer, liveness, readiness, startup
 
 
-def readiness(pipeline: b.BoundedPipeline) -> int:
-    """Send work here?"""
-    return 200 if pipeline.health().ready else 503
-
-
-def liveness(pipeline: b.BoundedPipeline) -> int:
-    """Leave the process alone? It stays 200 while the engine is replaced."""
-    return 200 if pipeline.health().live else 503
+def answer(pipeline: b.BoundedPipeline, path: str) -> Answer:
+    """Status, headers and body, at once, in every state: `JSONResponse(it.body, it.status, it.headers)`."""
+    health = pipeline.health()
+    if path == "/startup":
+        return startup(health)
+    if path == "/live":
+        return liveness(health)  # it stays 200 while the engine is replaced
+    return readiness(health, pipeline.stats())  # /ready, or the /health of a proxy
 
 
 def deep_probe(pipeline: b.BoundedPipeline) -> b.ProbeVerdict:
@@ -50,7 +51,9 @@ def everything(pipeline: b.BoundedPipeline) -> str:
 def main(model: str, device: str = "CPU") -> None:
     with b.BoundedPipeline(model, {"num_kv_blocks": 64}, device) as pipeline:
         pipeline.generate("Hello", max_new_tokens=5)
-        print("ready", readiness(pipeline), "live", liveness(pipeline), "probe", deep_probe(pipeline))
+        ready, live = answer(pipeline, "/ready"), answer(pipeline, "/live")
+        print("ready", ready.status, "live", live.status, "probe", deep_probe(pipeline))
+        print(json.dumps(ready.body))
         print(metrics(pipeline))
         print(everything(pipeline))
 

@@ -55,6 +55,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._serving",),
     ("boundedgen._pipeline",),
     ("boundedgen.__init__",),
+    ("boundedgen.endpoints",),
     ("boundedgen.testing", "boundedgen.exporters", "boundedgen.systemd", "boundedgen._doctor",
      "boundedgen.__main__"),
 ]  # fmt: skip
@@ -170,7 +171,9 @@ def in_a_fresh_process(code: str, cwd: Path | None = None) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["boundedgen.testing", "boundedgen.systemd", "boundedgen._pipeline"])
+@pytest.mark.parametrize(
+    "module", ["boundedgen.testing", "boundedgen.systemd", "boundedgen.endpoints", "boundedgen._pipeline"]
+)
 def test_importing_it_loads_no_engine_and_starts_nothing(module: str) -> None:
     said = in_a_fresh_process(f"import sys, threading, {module}; print(threading.active_count(), *sys.modules)")
     loaded = {name.split(".")[0] for name in said}
