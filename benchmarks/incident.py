@@ -69,34 +69,46 @@ class Told:
 
 
 class Day:
-    """One contestant's."""
+    """One contestant's; also a shorter one, in another lane, with other manners (python -m deploy.record)."""
 
-    def __init__(self, name: str, tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokens: int,
+        *,
+        roll: float = ROLL,
+        end: float = END,
+        lane: dict[str, Any] | None = None,
+        manners: Manners = MANNERS,
+    ) -> None:
         self.told = Told()
         self._name = name
         self._tokens = tokens  # of a generation
+        self._roll, self._end = roll, end
+        self._spec = {**spec(), **(lane or {})}
+        self._manners = manners
         self._lane: Clients | None = None  # None: it is being restarted
         self._began = 0.0
-        self._rolled = asyncio.Event()
+        self.rolled = asyncio.Event()
 
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
 
     async def play(self) -> Told:
-        restart = RESTART if self._name == "raw" else END
+        restart = RESTART if self._name == "raw" else self._end
         async with self._serving():
             self._began = time.monotonic()
             people = [self._agent(random.Random(number)) for number in range(AGENTS)]
             tasks = [asyncio.create_task(person) for person in (*people, self._operator())]
-            await self._until(ROLL)
+            await self._until(self._roll)
             assert self._lane is not None
             self.told.orphaned = self._lane.vanish(AGENT)
-            self._rolled.set()
+            self.rolled.set()
             await self._until(restart)
-        if restart < END:
+        if restart < self._end:
             async with self._serving():
-                await self._until(END)
+                await self._until(self._end)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,7 +116,7 @@ class Day:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        async with lane(SCRIPTS[self._name], spec(), MANNERS) as clients:
+        async with lane(SCRIPTS[self._name], self._spec, self._manners) as clients:
             began = self.now if self._began else 0.0
             clients.restart()
             clients.say("probing", self._name != "raw")
@@ -131,11 +143,11 @@ class Day:
     async def _pause(self, rng: random.Random) -> None:
         """Until the agent's next generation, or until its process has been restarted."""
         seconds = rng.expovariate(1.0 / PAUSE)
-        if self._rolled.is_set():
+        if self.rolled.is_set():
             await asyncio.sleep(seconds)
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._rolled.wait(), seconds)
+            await asyncio.wait_for(self.rolled.wait(), seconds)
             await asyncio.sleep(rng.random())
 
     async def _generated(self) -> bool:

@@ -158,9 +158,23 @@ class BoundedLane:
             await asyncio.sleep(SAMPLE_S)
 
 
+def tell(pipeline: b.BoundedPipeline, port: int) -> None:
+    """To Prometheus, or whoever else asks."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from boundedgen.exporters.prometheus import PipelineCollector
+
+    registry = CollectorRegistry()
+    registry.register(PipelineCollector({"lane": pipeline}))
+    start_http_server(port, addr="127.0.0.1", registry=registry)
+
+
 async def main(address: str, spec: dict[str, Any]) -> None:
     limits = b.Limits(running_max=spec["running_max"], **spec.get("limits", {}))
-    async with b.BoundedPipeline(spec["model"], spec["scheduler"], "CPU", limits=limits) as pipeline:
+    bounds = b.Bounds(**spec.get("bounds", {"total": 600}))
+    async with b.BoundedPipeline(spec["model"], spec["scheduler"], "CPU", limits=limits, bounds=bounds) as pipeline:
+        if "metrics" in spec:
+            tell(pipeline, spec["metrics"])
         reader, writer = await asyncio.open_unix_connection(address, limit=1 << 24)
         await BoundedLane(pipeline, writer, spec).run(reader)
         await pipeline.aclose(drain=0)

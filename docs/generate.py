@@ -40,6 +40,11 @@ from boundedgen.exporters import _metrics
 from boundedgen.systemd import Notifier
 from boundedgen.testing import FaultKind
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from deploy import expected
+from deploy.scenarios import SCENARIOS
+
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SERVING = 16  #: sequences of the example in the table of times
@@ -368,7 +373,7 @@ def systemd() -> str:
 
 def endpoints() -> str:
     """All of another such module."""
-    return "\n".join(map(told, (startup, liveness, readiness, kubernetes_probes, Answer)))
+    return "\n".join([told(one) for one in (startup, liveness, readiness, kubernetes_probes, Answer)])
 
 
 def kubernetes() -> str:
@@ -399,6 +404,38 @@ def untold_fields() -> str:
     """Fields that have no metric of their own."""
     rows = ([code(f"{kind.__name__}.{name}"), why] for (kind, name), why in _metrics.UNTOLD.items())
     return table(["Field", "Instead"], rows)
+
+
+# --- alerts ----------------------------------------------------------------------------------------------------------
+
+
+def alerts() -> str:
+    """Every alert, by how bad it is."""
+    return table(["Alert", "Severity", "What it says", "Runbook"], map(alert_row, expected.rules()))
+
+
+def alert_row(rule: Mapping[str, Any]) -> list[str]:
+    said = rule["annotations"]
+    summary = re.sub(r"{{ \$labels\.(\w+) }}", r"*\1*", said["summary"])
+    page = Path(said["runbook_url"]).name
+    return [code(rule["alert"]), rule["labels"]["severity"], summary, f"[{page}](runbooks/{page})"]
+
+
+def alert_times() -> str:
+    """When each fires in the recorded runs, scraped and evaluated as often as that."""
+    head = ["Run", "Engine", "Alert", *(f"every {every} s" for every in expected.INTERVALS)]
+    return table(head, (row for name in SCENARIOS for row in alert_time_rows(name)))
+
+
+def alert_time_rows(name: str) -> Iterator[list[str]]:
+    scenario = SCENARIOS[name]
+    times = [expected.fires(name, every) for every in expected.INTERVALS]
+    for alert in sorted(times[0], key=lambda alert: times[0][alert]) or ["none"]:
+        yield [scenario.what, scenario.engine, code(alert), *(after(found.get(alert)) for found in times)]
+
+
+def after(seconds: int | None) -> str:
+    return "-" if seconds is None else f"{seconds} s"
 
 
 # --- the test kit ----------------------------------------------------------------------------------------------------
@@ -539,6 +576,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "quote": quote,
     "systemd": systemd,
     "endpoints": endpoints,
+    "alerts": alerts,
+    "alert_times": alert_times,
     "kubernetes": kubernetes,
     "metrics": metrics,
     "untold_fields": untold_fields,
@@ -557,7 +596,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 def files() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def renewed(text: str) -> str:

@@ -34,7 +34,7 @@ from boundedgen._core._pace import FIRST_STEPS, Pace
 from boundedgen._engine._findings import TESTED, TRIED
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: What a name in code stands for, here and in every example.
 OBJECTS: dict[str, type] = {
     "pipeline": BoundedPipeline,

@@ -29,8 +29,8 @@ class Answer:
 
     status: int  #: 200: yes; 503: no
     headers: dict[str, str]  #: Cache-Control; of a 503 Retry-After too, in whole seconds, where a time is known
-    #: strict JSON: `status` ("ok", or "unavailable"), then what one pipeline tells (state, reason, since_s, incarnation,
-    #: error: the name of its type), or `lanes`, with all that of each, by its name
+    #: strict JSON: `status` ("ok", or "unavailable"), then what one pipeline tells (state, reason, since_s,
+    #: incarnation, error: the name of its type), or `lanes`, with all that of each, by its name
     body: dict[str, Any] = field(repr=False)
 
 
