@@ -45,7 +45,8 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
      "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),
-    ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime"),
+    ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime",
+     "boundedgen._following"),
     ("boundedgen._evidence", "boundedgen._leaving", "boundedgen._asking", "boundedgen._journal"),
     ("boundedgen._driver",),
     ("boundedgen._observing", "boundedgen._generation", "boundedgen._probing", "boundedgen._making",
@@ -172,7 +173,8 @@ def in_a_fresh_process(code: str, cwd: Path | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["boundedgen.testing", "boundedgen.systemd", "boundedgen.endpoints", "boundedgen._pipeline"]
+    "module",
+    ["boundedgen.testing", "boundedgen.systemd", "boundedgen.endpoints", "boundedgen._pipeline", "boundedgen.exporters.opentelemetry"],
 )
 def test_importing_it_loads_no_engine_and_starts_nothing(module: str) -> None:
     said = in_a_fresh_process(f"import sys, threading, {module}; print(threading.active_count(), *sys.modules)")

@@ -81,11 +81,12 @@ class Admitting:
         first = self._superseded(owner, call)
         with self._places(owner, lease, call.priority, first) as wanted:
             self._look_ahead(call, owner, submitted_at, first)
-            prompt = self._encode(call)
+            prompt, kind = self._encode(call)
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
             self._check_fit(submission, call)
             flow = self._flow(submission, self._ids_of(prompt), fields)
+            flow.prompt_kind, flow.traceparent = kind, call.traceparent
             flow.place, *flow.shares = [place for place, _ in wanted]
             if first is not None:
                 self._inherit(flow, wanted, self._superseded(owner, call))
@@ -203,22 +204,22 @@ class Admitting:
 
     # --- prompt --------------------------------------------------------------------------------------------------
 
-    def _encode(self, call: Call) -> Row | list[int]:
-        """The prompt, as long as it will be. Templated text gets no special tokens a second time."""
+    def _encode(self, call: Call) -> tuple[Row | list[int], str]:
+        """The prompt, as long as it will be, and its kind. Templated text gets no special tokens a second time."""
         prompt, tokenizer = call.prompt, self._tokenizer()
         if isinstance(prompt, bytes):
             raise InvalidRequest("prompt is bytes; decode them to a str first")
         chat = self._chat(call)
         if chat is not None:
             text = tokenizer.render(chat, tools=call.tools, context=call.template_context)
-            ids = tokenizer.encode(self._checked(text), add_special_tokens=False)
+            ids, kind = tokenizer.encode(self._checked(text), add_special_tokens=False), "chat"
         elif isinstance(prompt, str):
-            ids = tokenizer.encode(self._checked(prompt), add_special_tokens=True)
+            ids, kind = tokenizer.encode(self._checked(prompt), add_special_tokens=True), "text"
         else:
-            return Row(prompt)
+            return Row(prompt), "tokens"
         if not ids:
             raise InvalidRequest("prompt is empty; give at least one token")
-        return ids
+        return ids, kind
 
     def _ids_of(self, prompt: Row | list[int]) -> list[int]:
         """Looked at last: that a prompt is too long can be told from its length."""

@@ -6,7 +6,9 @@ import queue
 import threading
 from collections.abc import Callable
 
-logger = logging.getLogger("boundedgen")
+logger = logging.getLogger(__name__)
+
+WAITING_MOST = 4096  #: pieces of work that may wait: behind one that does not return there is no use in more
 
 
 class Aside:
@@ -20,9 +22,9 @@ class Aside:
         self._starting = threading.RLock()  # of the one thread; nothing waits while it is held
 
     def run(self, work: Callable[[], object]) -> bool:
-        """Queue `work`; returns at once. False: closed, or no thread can be started; it will not be done."""
+        """Queue `work`; returns at once. False: it will not be done: closed, too much waits, or no thread starts."""
         with self._starting:
-            if self._closed or not self._started():
+            if self._closed or self._queue.qsize() >= WAITING_MOST or not self._started():
                 return False
         self._queue.put(work)
         return True
@@ -63,4 +65,4 @@ def unharmed(work: Callable[[], object]) -> None:
         work()
     except BaseException:
         with contextlib.suppress(BaseException):
-            logger.exception("work beside the driver failed")
+            logger.exception("work beside the driver failed", extra={"event": "work_failed"})

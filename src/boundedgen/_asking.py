@@ -1,11 +1,14 @@
 """The user's restart strategies are foreign code: each question gets a thread of its own, and the default ones
 answer if they do not."""
 
+import logging
 from collections.abc import Callable
 
-from boundedgen._aside import Aside, logger
+from boundedgen._aside import Aside
 from boundedgen._core._events import DecideRestart
 from boundedgen._restart import RestartPolicy
+
+logger = logging.getLogger(__name__)
 
 POLICY_ANSWER = 2.0  #: seconds that a user's restart strategy may take; then the default one decides
 
@@ -38,7 +41,8 @@ class Asking:
                 self.due = self.asked = None
                 answer(delay)
             if raised is not None:
-                logger.error("RestartPolicy's strategy raised; the default one decides", exc_info=raised)
+                text, extra = "RestartPolicy's strategy raised; the default one decides", {"event": "strategy_failed"}
+                logger.error(text, exc_info=raised, extra=extra)
 
         alone = self._aside("boundedgen-restart")  # it may never come back, and then holds up nothing else
         alone.run(decide)

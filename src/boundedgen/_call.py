@@ -14,6 +14,7 @@ from boundedgen._lease import Lease
 from boundedgen._text import check_text
 
 _PRIORITY_MOST = 2**63 - 1
+TRACEPARENT_MOST = 512  #: characters; version 00 has 55
 
 
 @frozen(kw_only=True)
@@ -31,6 +32,7 @@ class Call:
     supersede: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     template_context: Mapping[str, Any] | None = None
+    traceparent: str | None = None
 
     def plain(self, limits: Limits) -> Call:
         """The same as plain data. Raises InvalidRequest, which names the argument."""
@@ -47,11 +49,14 @@ class Call:
             priority=_priority(self.priority),
             tools=_tools(self.tools, limits.prompt_bytes),
             template_context=_context(self.template_context, limits.prompt_bytes),
+            traceparent=_traceparent(self.traceparent),
         )
 
 
 #: Keywords of `submit` that are no fields of a generation configuration.
-CALL_ARGUMENTS = ("bounds", "lease", "owner", "priority", "label", "supersede", "tools", "template_context")
+CALL_ARGUMENTS = (
+    *("bounds", "lease", "owner", "priority", "label", "supersede", "tools", "template_context", "traceparent"),
+)
 
 
 def _name(argument: str, value: object, most: int) -> str:
@@ -77,6 +82,16 @@ def _priority(value: object) -> int:
     if plain is None or abs(plain) > _PRIORITY_MOST:
         raise InvalidRequest(f"priority must be a whole number between -2^63 and 2^63, not {short(value)}")
     return plain
+
+
+def _traceparent(value: object) -> str | None:
+    """What it says is looked at by whoever follows: a header that a client has spoilt is no reason to refuse it."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidRequest(f"traceparent must be a str, not {kind_of(value)}")
+    plain = plain_str(value)
+    return plain if len(plain) <= TRACEPARENT_MOST else None
 
 
 def _tools(value: Any, most: int) -> list[Mapping[str, Any]] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from boundedgen import _forks
+from boundedgen._aside import Aside
 from boundedgen._asking import Asking
 from boundedgen._core import _events as ev
 from boundedgen._core._leases import Lease
@@ -25,7 +26,7 @@ from boundedgen._lease import LeaseCell
 from boundedgen._leaving import Leaving
 from boundedgen._runtime import Runtime
 from boundedgen._settings import Settings
-from boundedgen._snapshot import Gauges, Snapshot
+from boundedgen._snapshot import Gauges, Snapshot, picture_of
 from boundedgen.abc import EngineHost, EngineLink
 
 LEAVES = 1.0  #: seconds within which a killed engine has left, unless it is stuck in the kernel
@@ -48,19 +49,18 @@ class Driver:
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
-        self.at_the_end: list[
-            Callable[[], object]
-        ] = []  # done when the last engine is gone; aside may be stuck by then
+        #: done when the last engine is gone; aside may be stuck by then
+        self.at_the_end: list[Callable[[], object]] = []
         self._host = host
         self._limits = limits
         self._clock = runtime
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._aside = runtime.aside("boundedgen-aside")
+        self.asides: list[Aside] = [runtime.aside("boundedgen-aside")]  # closed at the end, and waited for
+        self.beside = self.asides[0].run  #: for what may block: logging, for one. What it knows must not be this driver
         self._gauges = Gauges()
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
-        self.journal = Journal(self._aside.run, getattr(host, "model_name", ""))  # an engine of the user's own has none
+        self.journal = Journal(self.beside, getattr(host, "model_name", ""))  # an engine of the user's own has none
         self.log = self.journal.log
-        self.beside = self._aside.run  #: for what may block: logging, for one. What it knows must not be this driver
         self.asking = Asking(restart, runtime.aside)
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
@@ -125,7 +125,8 @@ class Driver:
         """Wait until it has ended."""
         until = time.monotonic() + timeout
         if self._turning.join(timeout):
-            self._aside.join(min(LOGGING, max(0.0, until - time.monotonic())))
+            for aside in self.asides:
+                aside.join(min(LOGGING, max(0.0, until - time.monotonic())))
             self.leaving.join(max(0.0, until - time.monotonic()))
 
     async def ended(self, timeout: float) -> bool:
@@ -153,6 +154,7 @@ class Driver:
         if flow.settled is None:
             why = Why.INTERNAL if self.failure is not None else Why.SHUTDOWN
             flow.settle(ev.Settle(sequence, why.value, "the pipeline has ended"), self._clock.now())
+            self.journal.ended(flow.ending())
         flow.wakers.wake()  # whoever waits for a proof waits in vain
 
     # --- a turn --------------------------------------------------------------------------------------------------
@@ -219,6 +221,7 @@ class Driver:
 
     def _take_flow(self, flow: Flow) -> Submission:
         self.flows[flow.submission.id] = flow
+        self.journal.submitted(flow.submission)
         return flow.submission
 
     def _take_cell(self, cell: LeaseCell) -> Lease:
@@ -251,7 +254,7 @@ class Driver:
             case ev.Kill():
                 self._kill(effect, now)
             case ev.Lost():
-                self.journal.lost(effect)
+                self.journal.lost(effect, picture_of(self.snapshot, self.governor.watch, now))
             case ev.DecideRestart():
                 self.asking.ask(effect, now, self._restart)
             case ev.Probe():
@@ -276,6 +279,7 @@ class Driver:
         flow = self.flows[effect.sequence]
         flow.admit(now)
         request = flow.request(effect)
+        self.journal.admitted(flow.submission, effect, now)
         self._on_link(effect.incarnation, lambda link: link.admit(request))
 
     def _settle(self, effect: ev.Settle, now: float) -> None:
@@ -286,7 +290,7 @@ class Driver:
             if flow.reclaimed is None:
                 flow.prove(flow.left or ev.Prove(effect.sequence, 0, 0, 0.0, "never_held"))
         flow.settle(effect, now)
-        self.journal.settled(flow.submission, effect, self.governor, now)
+        self.journal.settled(flow, effect, self.governor, now)
 
     def _prove(self, effect: ev.Prove) -> None:
         flow = self.flows.get(effect.sequence)
@@ -302,7 +306,7 @@ class Driver:
     def _spawn(self, effect: ev.Spawn, now: float) -> None:
         try:
             self.link = self._host.spawn(effect.incarnation)
-            self.journal.spawned(self.link.pid)
+            self.journal.spawned(effect.incarnation, self.link.pid)
         except Exception as error:  # of the system, or of what somebody has put into sys.path, sys.executable, …
             text = f"the engine process could not be started: {error}"
             self.governor.receive(ev.BootFailed(effect.incarnation, "other", text, False), now)
@@ -343,7 +347,7 @@ class Driver:
     def fail(self, error: BaseException) -> None:
         """A turn raised `error`, which no bug of others can bring about."""
         self.failure = error
-        self.log(logging.CRITICAL, "the driver failed; the pipeline is over", error=error)
+        self.log(logging.CRITICAL, "driver_failed", "the driver failed; the pipeline is over", error=error)
 
     def end(self) -> None:
         """Nothing more will happen: answer whoever is left, let go of the engine and of what turned us."""
@@ -354,7 +358,7 @@ class Driver:
             self._answer_everybody,
             self._lose_the_engine,
             lambda: self.leaving.begin(self),
-            self._aside.close,
+            *(aside.close for aside in self.asides),
             *self.at_the_end,
             self._turning.close,
         ):

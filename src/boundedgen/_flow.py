@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from boundedgen._completion import Alternative, Chunk, Completion, Reclamation
 from boundedgen._core._events import Admit, Emit, Prove, SequenceResult, Settle
@@ -21,6 +21,22 @@ from boundedgen._wakers import Wakers
 from boundedgen.abc import Request
 
 _keys = itertools.count()
+
+
+class Ending(NamedTuple):
+    """What is known of a generation once it is settled, without any text of it. Instants are monotonic."""
+
+    submission: Submission
+    reason: str  #: a FinishReason value
+    bound: str  #: for DEADLINE: which one
+    detail: str
+    admitted_at: float | None  #: the first time
+    first_token_at: float | None
+    settled_at: float
+    output_tokens: int  #: of all its sequences
+    results: int  #: sequences that came of it
+    incarnations: tuple[int, ...]  #: of the engines that it was inside
+    resumed: int  #: times that it was taken up again
 
 
 class Flow:
@@ -45,6 +61,7 @@ class Flow:
         self.reclaimed: Reclamation | None = None
         self.admitted_at: float | None = None
         self.inside = False  #: admitted, and not waiting again since
+        self.incarnations: tuple[int, ...] = ()  #: of the engines that it was inside
         self.left: Prove | None = None  #: of the stay that it had when it was last put back
         self.resumed = 0  #: times that it was taken up again after the loss of an engine
         self.first_token_at: float | None = None
@@ -53,6 +70,9 @@ class Flow:
         self.news_wakers = wakers()  # whoever waits for anything new; woken at every token
         self.place: Place | None = None  #: in the queue; given back when it stops waiting
         self.shares: Sequence[Place] = ()  #: of its owner's and its lease's; given back when it is settled
+        self.prompt_kind = ""  #: "text", "tokens" or "chat"; empty: a probe's
+        self.traceparent: str | None = None  #: as the caller gave it
+        self.on_end: Callable[[Ending], object] | None = None  #: told by whoever settles it; raises and awaits nothing
         # The reader's side.
         self.reading_since: float | None = None
         self.read_at = submission.submitted_at
@@ -79,6 +99,8 @@ class Flow:
     def request(self, effect: Admit) -> Request:
         """What the engine is asked for; one that is taken up again, for what is left of it."""
         self.resumed, shown = effect.resumed, len(self.token_ids)
+        if effect.incarnation not in self.incarnations:
+            self.incarnations = (*self.incarnations, effect.incarnation)
         if not shown:
             return Request(effect.stay, self.prompt, self.config, effect.deadline, 0, effect.claim, effect.followed)
         prompt = [*self.prompt, *self.token_ids]
@@ -137,8 +159,30 @@ class Flow:
         self.prompt = ()  # it is never admitted again
         self.settled = effect
         self.give_back()
+        if self.on_end is not None:  # before anybody hears of it: what is told of it is on its way by then
+            self.on_end(self.ending())
         self.news_wakers.wake()
         self.wakers.wake()
+
+    def ending(self) -> Ending:
+        """Once it is settled."""
+        settled = self.settled
+        assert settled is not None
+        assert self.settled_at is not None
+        of_all = sum(len(result.token_ids) for result in settled.results)
+        return Ending(
+            submission=self.submission,
+            reason=settled.reason,
+            bound=settled.bound,
+            detail=settled.detail,
+            admitted_at=self.admitted_at,
+            first_token_at=self.first_token_at,
+            settled_at=self.settled_at,
+            output_tokens=of_all or len(self.token_ids),
+            results=len(settled.results) or 1,
+            incarnations=self.incarnations,
+            resumed=self.resumed,
+        )
 
     def prove(self, effect: Prove) -> None:
         self.reclaimed = Reclamation(steps=effect.steps, seconds=effect.seconds, proof=effect.proof)

@@ -77,5 +77,5 @@ class Leaving:
         try:
             return work()
         except Exception as error:
-            driver.log(logging.ERROR, "the black box failed", error=error)
+            driver.log(logging.ERROR, "black_box_failed", "the black box failed", error=error)
             return None

@@ -114,6 +114,7 @@ class BoundedPipeline:
         supersede: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_context: Mapping[str, Any] | None = None,
+        traceparent: str | None = None,
         **config: Any,
     ) -> Generation:
         """Start a generation and return its handle; waits for nothing but the tokenizer, in this thread.
@@ -133,23 +134,17 @@ class BoundedPipeline:
         - `tools`: what the model may call, a list of mappings as its chat template expects them (function
           descriptions as JSON schema); `template_context`: further variables of the template, such as
           `{"enable_thinking": False}`. Both only with chat messages. What the model calls comes as text.
+        - `traceparent`: W3C's, of the request that this is for: the parent of its span (boundedgen.exporters), in place
+          of the current one. A malformed one is as if there were none.
 
         Raises a `Rejected` (InvalidRequest, NeverFits, Saturated, EngineUnavailable, PipelineClosed: nothing was
         started), or LeaseExpired.
         """
         call = Call(
-            prompt=prompt,
-            config=generation_config,
-            keywords=config,
-            bounds=bounds,
-            lease=lease,
-            owner=owner,
-            priority=priority,
-            label=label,
-            supersede=supersede,
-            tools=tools,
-            template_context=template_context,
-        )
+            prompt=prompt, config=generation_config, keywords=config, bounds=bounds, lease=lease, owner=owner,
+            priority=priority, label=label, supersede=supersede, tools=tools, template_context=template_context,
+            traceparent=traceparent,
+        )  # fmt: skip
         return self._serving.submit(call)
 
     async def asubmit(self, prompt: object, generation_config: object = None, **arguments: Any) -> Generation:

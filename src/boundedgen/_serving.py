@@ -13,6 +13,7 @@ from boundedgen._door import Rejections
 from boundedgen._driver import Driver
 from boundedgen._errors import EngineUnavailable, InvalidRequest, PipelineClosed, Rejected
 from boundedgen._flow import Flow
+from boundedgen._following import Follower, Following
 from boundedgen._generation import Generation
 from boundedgen._grammar import GrammarChecker
 from boundedgen._observing import error_of, retry_after_s
@@ -33,6 +34,7 @@ class Serving:
         tokenizer_ready: Callable[[], bool],
     ) -> None:
         self.rejections = Rejections()
+        self._following: Following | None = None
         self._driver = driver
         self._admitting = admitting
         self._grammars = grammars
@@ -113,8 +115,25 @@ class Serving:
             self.rejections.add(error)
             raise
 
+    def follow(self, follower: Follower) -> Following:
+        """Have `follower` hear of every generation that is submitted from now on. RuntimeError: somebody else does."""
+        if self._following is not None:
+            raise RuntimeError("somebody follows this pipeline's generations already: close that first")
+        self._following = found = Following(follower, self._runtime.aside("boundedgen-following"))
+        self._driver.asides.append(found.aside)
+        return found
+
+    def unfollow(self, following: Following) -> None:
+        """It hears of nothing new; what has ended by now still comes to it."""
+        following.close()
+        if self._following is following:
+            self._following = None
+            self._driver.asides.remove(following.aside)
+
     def _send(self, flow: Flow) -> Generation:
         try:
+            if (following := self._following) is not None and not flow.submission.probe:
+                following.begin(flow)
             generation = Generation(flow, self._driver, self._runtime)
             self._driver.submit(flow)
         except BaseException:

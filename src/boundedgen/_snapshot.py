@@ -11,6 +11,7 @@ from boundedgen._core._events import EngineFacts
 from boundedgen._core._governor import Governor
 from boundedgen._core._life import Death
 from boundedgen._core._times import Photograph
+from boundedgen._core._watch import Watch
 
 COUNTERS: Final = (
     *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
@@ -125,3 +126,32 @@ class Gauges:
             self._rate = (tokens - then) / (now - since)
             self._rate_from = (now, tokens)
         return self._rate
+
+
+def picture_of(snapshot: Snapshot, watch: Watch, now: float) -> dict[str, Any]:
+    """Of a lane whose engine is being lost, for the log: under the names that they have in SchedulerStats."""
+    census, capacity, pulse = snapshot.census, snapshot.capacity, watch.pulse
+    total = None if capacity is None else capacity.pools[0].blocks
+    reserved = snapshot.reserved[0] if snapshot.reserved else 0
+    return {
+        "waiting": census.waiting,
+        "running": census.running,
+        "stopping": census.stopping,
+        "oldest_waiting_s": _age(census.waiting_since, now),
+        "oldest_running_s": _age(census.running_since, now),
+        "oldest_stopping_s": _age(census.stopping_since, now),
+        "blocks_total": total,
+        "blocks_free": None if total is None else max(0, total - reserved),
+        "cache_usage": snapshot.usage,
+        "engine_rss_bytes": snapshot.rss_bytes,
+        "step_current_s": max(0.0, now - pulse.begun_at) if pulse.in_step else 0.0,
+        "step_budget_s": watch.pace.budget(pulse) if pulse.in_step else None,
+        "last_step_s": snapshot.last_step_s,
+        "last_progress_s": _age(snapshot.progress_at, now),
+        "snapshot_age_s": max(0.0, now - snapshot.at),
+        **{f"{name}_total": count for name, count in zip(COUNTERS, snapshot.counters, strict=True)},
+    }
+
+
+def _age(since: float | None, now: float) -> float | None:
+    return None if since is None else max(0.0, now - since)

@@ -16,7 +16,7 @@ from boundedgen._detokenizer import joins_tokens
 from boundedgen._errors import BoundedGenError, InvalidRequest, ModelLoadFailed
 from boundedgen._lexicon import Lexicon, lexicon_of
 
-logger = logging.getLogger("boundedgen")
+logger = logging.getLogger(__name__)
 
 _INT64: Final = 2**63
 _REPLACEMENT: Final = "\ufffd"
@@ -128,7 +128,8 @@ class GenAITokenizer:
         try:
             return lexicon_of(decode, lambda text: self.encode(text, add_special_tokens=False), vocabulary)
         except Exception:  # it does not bear being tried: each piece of text is a call of it, then
-            logger.exception("the tokenizer of %r could not be tried; its text will cost more", str(path))
+            text, extra = "the tokenizer of %r could not be tried; its text will cost more", {"event": "lexicon_failed"}
+            logger.exception(text, str(path), extra=extra)
             return None
 
     def _cleans_up(self) -> bool:

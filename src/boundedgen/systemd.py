@@ -3,6 +3,7 @@
 Nothing else imports this; it needs nothing but a socket, and does nothing where `NOTIFY_SOCKET` is not set.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -12,11 +13,13 @@ from collections.abc import Mapping
 from typing import final
 
 from boundedgen._arguments import kind_of, short
-from boundedgen._aside import logger
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._stats import Health, HealthState
 
 __all__ = ["Notifier"]
+
+logger = logging.getLogger(__name__)
+SYSTEMD = {"event": "systemd_untold"}  #: of every line here
 
 LOOK = 1.0  #: seconds between two looks while nothing wakes us: STALLED is an observation, and wakes nobody
 PATIENCE = 2.0  #: seconds that a datagram may wait for room, and that `close` waits for the thread
@@ -140,7 +143,7 @@ class _Line:
                 line.sendto(text.encode(errors="replace"), self._address)
         except OSError as error:
             if not self._complained:
-                logger.warning("systemd cannot be told of the lane: %s", error)
+                logger.warning("systemd cannot be told of the lane: %s", error, extra=SYSTEMD)
             self._complained = True
             return False
         return True
@@ -149,7 +152,8 @@ class _Line:
 def _line(environment: Mapping[str, str]) -> _Line | None:
     address = environment.get("NOTIFY_SOCKET", "")
     if address and address[0] not in "/@":
-        logger.warning("NOTIFY_SOCKET is %s, which is no local socket; systemd is told nothing", short(address))
+        text = "NOTIFY_SOCKET is %s, which is no local socket; systemd is told nothing"
+        logger.warning(text, short(address), extra=SYSTEMD)
     return _Line(address) if address[:1] in ("/", "@") else None
 
 
@@ -159,6 +163,7 @@ def _watchdog(environment: Mapping[str, str]) -> float | None:
     if not granted or whom != str(os.getpid()):
         return None
     if not granted.isdecimal() or len(granted) > 18 or int(granted) == 0:
-        logger.warning("WATCHDOG_USEC is %s, which is no time; the watchdog is told nothing", short(granted))
+        text = "WATCHDOG_USEC is %s, which is no time; the watchdog is told nothing"
+        logger.warning(text, short(granted), extra=SYSTEMD)
         return None
     return int(granted) / 1e6 / 2

@@ -169,10 +169,10 @@ def test_a_probe_that_waited_for_another_engine_says_nothing_of_the_one_that_cam
 
 def test_a_pid_is_told_of_its_own_engine_only(caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal(lambda work: work(), "")
-    journal.spawned(4711)
+    journal.spawned(1, 4711)
     for incarnation in (1, 2):  # the second could not be started
-        journal.lost(ev.Lost(incarnation, ev.Cause.BOOT, "why"))
-    assert said(caplog, "engine") == [
+        journal.lost(ev.Lost(incarnation, ev.Cause.BOOT, "why"), {})
+    assert said(caplog, "engine")[1:] == [
         ("ERROR", "engine 1 (pid 4711) did not become ready: why"),
         ("ERROR", "engine 2 did not become ready: why"),
     ]

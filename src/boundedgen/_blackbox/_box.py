@@ -8,6 +8,7 @@ can block, /proc of a hung process as well as the disk, is read and written by a
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import select
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 from attrs import define, evolve, field, frozen
 
 from boundedgen._arguments import kind_of, reading, short
-from boundedgen._aside import logger
 from boundedgen._blackbox import _witness
 from boundedgen._blackbox._scene import RawStep, Scene, incident, input_lines, last_that_fit, scene_of, steps_lines
 from boundedgen._bounds import Limits
@@ -36,6 +36,8 @@ from boundedgen._observing import stats_of
 
 if TYPE_CHECKING:
     from boundedgen._driver import Driver
+
+logger = logging.getLogger(__name__)
 
 STEPS_KEPT = 500
 AT_ONCE_MOST = 3  #: incidents that are being written; one more is not kept
@@ -165,11 +167,14 @@ class About:
     def complain(self, why: str) -> None:
         if not self.complained:
             self.complained = True
-            logger.error("the black box of a lost engine could not be written to %s: %s", self.where, why)
+            text, extra = "the black box of a lost engine could not be written to %s: %s", {"event": "incident_lost"}
+            logger.error(text, self.where, why, extra={**extra, "black_box": str(self.where), "detail": why})
 
     def kept(self, name: str, scene: Scene) -> None:
         self.complained = False
-        logger.warning("what is known of the loss of engine %d is in %s", scene.incarnation, self.where / name)
+        text, folder = "what is known of the loss of engine %d is in %s", str(self.where / name)
+        extra = {"event": "incident_kept", "incarnation": scene.incarnation, "incident": folder}
+        logger.warning(text, scene.incarnation, folder, extra=extra)
 
 
 @final

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import random
 import threading
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, final
 
-from boundedgen._aside import Aside, logger
+from boundedgen._aside import Aside
 from boundedgen._core._deadlines import Agenda
 from boundedgen._runtime import Turned
 from boundedgen._wakers import Wakers
@@ -21,6 +22,8 @@ from boundedgen.testing._sim_host import SimHost
 from boundedgen.testing._stalled import SimulationStalled
 
 __all__ = ["World"]
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -208,7 +211,7 @@ def _attempt(work: Callable[[], object]) -> None:
         work()
     except Exception:
         with contextlib.suppress(Exception):  # what failed may be a handler of logging
-            logger.exception("work beside the driver failed")
+            logger.exception("work beside the driver failed", extra={"event": "work_failed"})
 
 
 @final
