@@ -52,7 +52,7 @@ GEN_AI: Final[Mapping[str, tuple[str, tuple[float, ...], str]]] = {
 UNITS: Final[Mapping[str, tuple[str, bool]]] = {
     "_seconds": ("s", False),
     "_bytes": ("By", False),
-    "_ratio": ("1", False),
+    "_ratio": ("1", True),  # whether it is put there as well differs
     "_sequences": ("{sequence}", True),
     "_stays": ("{stay}", True),
     "_blocks": ("{block}", True),
