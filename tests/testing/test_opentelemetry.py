@@ -1,76 +1,31 @@
-"""Each generation is one span, whatever its end, with its true times and no text of it: the SDK's own exporters say so."""
+"""Each generation is one span, whatever its end, with its true times and no text of it, as the SDK's own exporter has it."""
 
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
-
 import tenacity
 from attrs import evolve
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
+from testing.sdk import Sdk, about, sdk
 from testing.test_field_reports import ENDS, LIMITS
 
 import boundedgen as b
 from boundedgen._errors import ERROR_OF
-from boundedgen.exporters.opentelemetry import Instrumentation, instrument
+from boundedgen.exporters.opentelemetry import instrument
 from boundedgen.testing import Fault, SimModel, Simulation
+
+__all__ = ["sdk"]  # a fixture
 
 MODEL = SimModel(boot_s=1, step_s=0.5, token_s=0)
 CONTINUE = b.RestartPolicy(wait=tenacity.wait_none(), resume="continue")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
-
-
-class Sdk:
-    """Both providers, and what they have got."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.tracers = TracerProvider()
-        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.reader = InMemoryMetricReader()
-        self.meters = MeterProvider([self.reader])
-        self.tracer = self.tracers.get_tracer("a server")
-
-    def instrument(self, pipeline: b.BoundedPipeline, **settings: Any) -> Instrumentation:
-        return instrument(pipeline, tracer_provider=self.tracers, meter_provider=self.meters, **settings)
-
-    def spans(self, sim: Simulation | None = None) -> list[ReadableSpan]:
-        """Of generations, in the order of their ends."""
-        if sim is not None:
-            sim.advance(0)
-        scopes = [(span, span.instrumentation_scope) for span in self.exporter.get_finished_spans()]
-        return [span for span, scope in scopes if scope is not None and scope.name == "boundedgen"]
-
-    def metrics(self) -> dict[str, list[Any]]:
-        """The data points, by the metric's name."""
-        data = self.reader.get_metrics_data()
-        scopes = [] if data is None else [s for resource in data.resource_metrics for s in resource.scope_metrics]
-        return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
-
-
-@pytest.fixture
-def sdk() -> Iterator[Sdk]:
-    made = Sdk()
-    yield made
-    made.tracers.shutdown()
-    made.meters.shutdown()
-
-
-def about(span: ReadableSpan) -> dict[str, Any]:
-    return dict(span.attributes or {})
 
 
 def seconds(span: ReadableSpan) -> dict[str, float]:
@@ -200,13 +155,13 @@ def test_every_end_is_one_span_and_its_failure_the_span_s(reason: b.FinishReason
 
 
 def test_the_status_of_a_failure_is_in_our_words_and_quotes_nobody(sdk: Sdk) -> None:
-    with Simulation(model=MODEL, faults=[Fault(kind="refuse", text="a secret grammar")]) as sim:
-        with sdk.instrument(sim.pipeline):
-            refused = sim.pipeline.submit("hello")
-            sim.advance(1)
-            late = sim.pipeline.submit("hello", bounds=b.Bounds(total=3), max_new_tokens=500)
-            sim.advance(4)
-            spans = {about(span)["boundedgen.id"]: span for span in sdk.spans(sim)}
+    faults = [Fault(kind="refuse", text="a secret grammar")]
+    with Simulation(model=MODEL, faults=faults) as sim, sdk.instrument(sim.pipeline):
+        refused = sim.pipeline.submit("hello")
+        sim.advance(1)
+        late = sim.pipeline.submit("hello", bounds=b.Bounds(total=3), max_new_tokens=500)
+        sim.advance(4)
+        spans = {about(span)["boundedgen.id"]: span for span in sdk.spans(sim)}
     assert spans[refused.id].status.description == "rejected"
     assert spans[late.id].status.description == "reached its bound 'total'"
 
