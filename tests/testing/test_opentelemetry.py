@@ -1,4 +1,4 @@
-"""Each generation is one span, whatever its end, with its true times and no text of it, as the SDK's own exporter has it."""
+"""Each generation is one span, whatever its end, with its true times and no text: as the SDK's own exporter has it."""
 
 import asyncio
 import json

@@ -37,7 +37,7 @@ def test_a_collection_tells_what_stats_and_health_do(sdk: Sdk) -> None:
         del held
     assert by(told["boundedgen.waiting_sequences"], "pipeline") == {"lane": stats.waiting}
     assert by(told["boundedgen.running_sequences"], "pipeline") == {"lane": 2}
-    assert by(told["boundedgen.oldest_waiting"], "pipeline")["lane"] == pytest.approx(stats.oldest_waiting_s)
+    assert by(told["boundedgen.oldest_waiting_seconds"], "pipeline")["lane"] == pytest.approx(stats.oldest_waiting_s)
     assert by(told["boundedgen.submitted"], "pipeline") == {"lane": 4}
     assert happened(by(told["boundedgen.finished"], "reason")) == happened(stats.finished_total)
     assert happened(by(told["boundedgen.deadlines"], "bound")) == {"queued": 1}

@@ -48,16 +48,16 @@ GEN_AI: Final[Mapping[str, tuple[str, tuple[float, ...], str]]] = {
         "Tokens of the prompt and of the answer, of generations that were admitted.",
     ),
 }
-#: What each end of a name says, whether it stands in the name as well, and the unit.
-UNITS: Final[Mapping[str, tuple[str, bool]]] = {
-    "_seconds": ("s", False),
-    "_bytes": ("By", False),
-    "_ratio": ("1", True),  # whether it is put there as well differs
-    "_sequences": ("{sequence}", True),
-    "_stays": ("{stay}", True),
-    "_blocks": ("{block}", True),
-    "_tokens": ("{token}", True),
-    "_steps": ("{step}", True),
+#: What the end of a name says.
+UNITS: Final[Mapping[str, str]] = {
+    "_seconds": "s",
+    "_bytes": "By",
+    "_ratio": "1",
+    "_sequences": "{sequence}",
+    "_stays": "{stay}",
+    "_blocks": "{block}",
+    "_tokens": "{token}",
+    "_steps": "{step}",
 }
 DROPPED: Final = Metric("boundedgen_telemetry_dropped_total", "counter", help="ended, and have no span")
 _SOURCES: Final[tuple[tuple[Mapping[str, Metric], Callable[[_Look], Iterable[tuple[object, Attributes]]]], ...]] = (
@@ -70,12 +70,12 @@ _SOURCES: Final[tuple[tuple[Mapping[str, Metric], Callable[[_Look], Iterable[tup
 
 
 def conventional(metric: Metric) -> tuple[str, str]:
-    """Its name and unit, such that Prometheus, which puts the units into the names, comes to ours again."""
-    name, unit = metric.name.removesuffix("_total").removeprefix(table.PREFIX), ""
-    for end, (found, stays) in UNITS.items():
-        if name.endswith(end):
-            unit, name = found, name if stays else name.removesuffix(end)
-    return f"boundedgen.{name}", unit
+    """Its name and unit. The name is that of the other exporter, unit included: one name, whoever is asked.
+
+    Prometheus, which puts units into the names that it gets, leaves those that have them as they are.
+    """
+    name = metric.name.removesuffix("_total").removeprefix(table.PREFIX)
+    return f"boundedgen.{name}", next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 class _Look:
