@@ -101,24 +101,24 @@ class Journal:
         self.was_ready |= effect.state == "ready"
         outage = logging.INFO if governor.life.orderly else logging.WARNING
         level = {"recovering": outage, "failed": logging.ERROR}.get(effect.state, logging.INFO)
-        if effect.state == "recovering":
-            self._out_since = now
-        fields: dict[str, Any] = {"state": effect.state, "reason": effect.detail}
-        about = [effect.detail] if effect.detail else []
-        if effect.state == "ready":
-            fields |= self._ready(governor, now)
+        about, ready = [effect.detail] if effect.detail else [], effect.state == "ready"
+        fields = {**self._fields(governor, now, ready=ready), "state": effect.state, "reason": effect.detail}
+        if ready:
             about.insert(0, self._told(fields))
         said = f" ({'; '.join(about)})" if about else ""
         self.log(level, "lane_state", "the lane is %s%s", effect.state, said, **fields)
+        if effect.state == "recovering":
+            self._out_since = now
         facts, engine = governor.life.facts, governor.life.incarnation
-        for finding in facts.findings if facts is not None and effect.state == "ready" else ():
+        for finding in facts.findings if facts is not None and ready else ():
             known: dict[str, Any] = {"incarnation": engine, "finding": finding}
             self.log(logging.WARNING, "engine_finding", "engine %d: %s", engine, finding, **known)
 
-    def _ready(self, governor: Governor, now: float) -> dict[str, Any]:
-        """By which this lane can be told from another one of the same process."""
+    def _fields(self, governor: Governor, now: float, *, ready: bool) -> dict[str, Any]:
+        """By which this lane can be told from another one of the same process; how long there was no engine."""
         facts, since = governor.life.facts, self._out_since
-        self._out_since = None
+        if ready:
+            self._out_since = None
         return {
             "incarnation": governor.life.incarnation,
             "engine_pid": self._pid,
@@ -126,10 +126,11 @@ class Journal:
             "outage_s": None if since is None else now - since,
         }
 
-    def _told(self, ready: Mapping[str, Any]) -> str:
+    def _told(self, fields: Mapping[str, Any]) -> str:
+        """Of a lane that is ready."""
         pid = "" if self._pid is None else f"pid {self._pid}"
-        said = ", ".join(filter(None, (f"engine {ready['incarnation']}", pid, ready["device"], self.model)))
-        without = ready["outage_s"]
+        said = ", ".join(filter(None, (f"engine {fields['incarnation']}", pid, fields["device"], self.model)))
+        without = fields["outage_s"]
         return said if without is None else f"{said}; after {without:.1f} s without one"
 
     # --- what is inside ------------------------------------------------------------------------------------------

@@ -128,7 +128,10 @@ class GenAITokenizer:
         try:
             return lexicon_of(decode, lambda text: self.encode(text, add_special_tokens=False), vocabulary)
         except Exception:  # it does not bear being tried: each piece of text is a call of it, then
-            text, extra = "the tokenizer of %r could not be tried; its text will cost more", {"event": "lexicon_failed"}
+            text, extra = (
+                "the tokenizer of %r could not be tried; its text will cost more",
+                {"event": "tokenizer_untried"},
+            )
             logger.exception(text, str(path), extra=extra)
             return None
 

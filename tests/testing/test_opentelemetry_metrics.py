@@ -20,7 +20,7 @@ __all__ = ["sdk"]  # a fixture
 MODEL = SimModel(boot_s=1, step_s=0.5, token_s=0)
 
 
-def by(points: list[Any], attribute: str) -> dict[str, float]:
+def by(points: list[Any], attribute: str) -> dict[str, int]:
     return {point.attributes[attribute]: point.value for point in points}
 
 
@@ -118,7 +118,7 @@ def test_every_metric_that_is_scraped_is_told_under_a_name_that_comes_out_as_the
     class Meter:
         def __getattr__(self, how: str) -> Any:
             def make(name: str, *about: Any, **_: object) -> None:
-                *_, unit, description = about
+                unit, description = about[-2:]
                 assert description, name
                 made[name] = (how, unit)
 

@@ -6,6 +6,7 @@ Needs `pip install "boundedgen[prometheus]"`. Nothing else imports this.
 from __future__ import annotations
 
 import math
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -15,7 +16,6 @@ from typing import Any, Final, final
 import attrs
 
 from boundedgen._arguments import kind_of, plain_str, short
-from boundedgen._aside import logger
 from boundedgen._bounds import Bounds
 from boundedgen._engine._versions import installed, versions
 from boundedgen._pipeline import BoundedPipeline
@@ -32,6 +32,8 @@ except ImportError as missing:
     ) from missing
 
 __all__ = ["PipelineCollector"]
+
+logger = logging.getLogger(__name__)
 
 NAME_MOST: Final = 256  #: characters of a pipeline's name
 
@@ -76,7 +78,8 @@ class PipelineCollector(Collector):
             try:
                 found = list(lane.samples())
             except Exception:  # a bug of ours must not take the server's own metrics with it
-                logger.exception("the metrics of pipeline %r could not be made", name)
+                text, extra = "the metrics of pipeline %r could not be made", {"event": "metrics_failed"}
+                logger.exception(text, name, extra={**extra, "pipeline": name})
                 continue
             for metric, sample in found:
                 places[metric].append(sample)
