@@ -565,7 +565,7 @@ def example(name: str) -> Callable[[], str]:
 
 EXAMPLES = (
     *("script", "asyncio_streaming", "server_handler", "probes_and_metrics", "lease_heartbeat", "wedged_lane"),
-    *("asyncio_service", "retries", "chat_server", "prometheus_metrics"),
+    *("asyncio_service", "retries", "chat_server", "prometheus_metrics", "telemetry"),
 )
 
 PARTS: Mapping[str, Callable[[], str]] = {

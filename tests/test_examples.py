@@ -22,6 +22,7 @@ SAYS = {
     "retries": "attempt ",
     "chat_server": "superseded by generation",
     "wedged_lane": "answered, and back, within",
+    "telemetry": '"name": "text_completion plain"',
 }
 
 

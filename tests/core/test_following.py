@@ -1,4 +1,4 @@
-"""Who follows generations holds up none of them: it has a thread of its own, room for so many, and nothing at the end."""
+"""Who follows generations holds up none of them: it has a thread of its own, room for so many, and an end."""
 
 import subprocess
 import sys

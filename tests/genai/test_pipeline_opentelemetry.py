@@ -1,13 +1,11 @@
 """A server's trace over the real engine: the client's header, the server's span, the generation's, the metrics."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
+import httpx
 import pytest
 from genai.lanes import FULL, PLAIN, ids, lane, nothing_left_behind
-from testing.sdk import Sdk, about, sdk
-
-pytest.importorskip("starlette")
-
 from opentelemetry import trace
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanKind
@@ -15,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.testclient import TestClient
+from testing.sdk import Sdk, about, sdk
 
 import boundedgen as b
 
@@ -49,14 +47,22 @@ def server(pipeline: b.BoundedPipeline, sdk: Sdk) -> Starlette:
     return Starlette(routes=[Route(path, handler, methods=["POST"]) for path, handler in handlers.items()])
 
 
+async def asked(app: Starlette) -> tuple[httpx.Response, ...]:
+    """Of one that is served, of one by the header alone, of one that is late."""
+    late = {"max_new_tokens": 2000, "total": 0.05}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://lane") as client:
+        return (
+            await client.post("/traced", json={"max_new_tokens": 30}, headers=HEADERS),
+            await client.post("/plain", json={"max_new_tokens": 5}, headers=HEADERS),
+            await client.post("/traced", json=late, headers={"traceparent": "no such thing"}),
+        )
+
+
 def test_a_generation_s_span_hangs_below_its_server_s_and_its_client_s(sdk: Sdk) -> None:
     with nothing_left_behind(), lane() as pipeline, sdk.instrument(pipeline) as telling:
-        with TestClient(server(pipeline, sdk)) as client:
-            answer = client.post("/traced", json={"max_new_tokens": 30}, headers=HEADERS)
-            assert answer.status_code == 200
-            assert client.post("/plain", json={"max_new_tokens": 5}, headers=HEADERS).status_code == 200
-            late = {"max_new_tokens": 2000, "total": 0.05}
-            assert client.post("/traced", json=late, headers={"traceparent": "no such thing"}).status_code == 504
+        answers = asyncio.run(asked(server(pipeline, sdk)))
+        assert [answer.status_code for answer in answers] == [200, 200, 504]
+        answer = answers[0]
         pipeline.close()
         telling.close()
         first, second, third = sdk.spans()

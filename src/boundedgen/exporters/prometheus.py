@@ -5,8 +5,8 @@ Needs `pip install "boundedgen[prometheus]"`. Nothing else imports this.
 
 from __future__ import annotations
 
-import math
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
