@@ -24,9 +24,7 @@ from boundedgen.systemd import Notifier
 from boundedgen.testing import Fault, SimModel, Simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "on-call.md"
-ROW = re.compile(
-    r"^\| (?P<line>.*) \| (?P<levels>[A-Z, ]+) \| `(?P<event>[a-z_]+)` \| (?P<fields>.*) \|$", re.MULTILINE
-)
+ROW = re.compile(r"^\| (?P<line>.*) \| (?P<levels>[A-Z, ]+) \| `(?P<event>[a-z_]+)` \|(?P<fields>.*)\|$", re.MULTILINE)
 PLAIN = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
 NOW = b.RestartPolicy(wait=tenacity.wait_none(), resume="continue")
 MODEL = SimModel(boot_s=1, step_s=0.5, token_s=0)
