@@ -154,7 +154,7 @@ class Driver:
         if flow.settled is None:
             why = Why.INTERNAL if self.failure is not None else Why.SHUTDOWN
             flow.settle(ev.Settle(sequence, why.value, "the pipeline has ended"), self._clock.now())
-            self.journal.ended(flow.ending())
+            self.journal.left(flow)
         flow.wakers.wake()  # whoever waits for a proof waits in vain
 
     # --- a turn --------------------------------------------------------------------------------------------------

@@ -160,7 +160,8 @@ class Flow:
         self.settled = effect
         self.give_back()
         if self.on_end is not None:  # before anybody hears of it: what is told of it is on its way by then
-            self.on_end(self.ending())
+            tell, self.on_end = self.on_end, None  # which knows more than a handle that is kept should
+            tell(self.ending())
         self.news_wakers.wake()
         self.wakers.wake()
 

@@ -46,8 +46,6 @@ class Journal:
         self, level: int, event: str, message: str, *args: object, error: BaseException | None = None, **fields: object
     ) -> None:
         """A line, with `event`, `model` and `fields` as attributes of its record."""
-        if not logger.isEnabledFor(level):
-            return
         extra = {"event": event, "model": self.model, **fields}
         if self._run(lambda: logger.log(level, message, *args, exc_info=error, extra=extra)) is False:
             self._unwritten += 1
@@ -136,14 +134,14 @@ class Journal:
     # --- what is inside ------------------------------------------------------------------------------------------
 
     def submitted(self, submission: Submission) -> None:
-        if logger.isEnabledFor(logging.DEBUG) and not submission.probe:
+        if _at_debug() and not submission.probe:
             text = "generation %d%s is submitted: %d tokens, and at most %d new ones"
             args = (submission.id, _named(submission), submission.prompt_tokens, submission.max_new_tokens)
             about = {**_about(submission), "max_new_tokens": submission.max_new_tokens}
             self.log(logging.DEBUG, "generation_submitted", text, *args, **about, priority=submission.priority)
 
     def admitted(self, submission: Submission, effect: ev.Admit, now: float) -> None:
-        if logger.isEnabledFor(logging.DEBUG) and not submission.probe:
+        if _at_debug() and not submission.probe:
             waited, engine = now - submission.submitted_at, effect.incarnation
             text = "generation %d%s is admitted to engine %d, %.3f s after it was submitted"
             about = {**_about(submission), "incarnation": engine, "queued_s": waited, "resumed": effect.resumed}
@@ -163,10 +161,14 @@ class Journal:
             about = {**_about(submission), "detail": effect.detail}
             args = (submission.id, _named(submission), effect.detail)
             self.log(logging.WARNING, "generation_quarantined", text, *args, **about)
-        if logger.isEnabledFor(logging.DEBUG):
-            self.ended(flow.ending())
+        self.left(flow)
 
-    def ended(self, ending: Ending) -> None:
+    def left(self, flow: Flow) -> None:
+        """It is settled."""
+        if _at_debug():
+            self._ended(flow.ending())
+
+    def _ended(self, ending: Ending) -> None:
         submission, total = ending.submission, ending.settled_at - ending.submission.submitted_at
         why = f"{ending.reason} ({ending.bound})" if ending.bound else ending.reason
         if not submission.probe:
@@ -229,6 +231,11 @@ class Journal:
             again = pause.again_at - now
             text = "the recycling of engine %d is put off: inside are still %d; admission goes on, for %.1f s"
             self.log(logging.INFO, "recycling_put_off", text, engine, inside, again, **about, again_s=again)
+
+
+def _at_debug() -> bool:
+    """Lines of single generations are wanted. `isEnabledFor` would wait for whoever is setting up logging just now."""
+    return logger.getEffectiveLevel() <= logging.DEBUG
 
 
 def _of(pid: int | None) -> str:
