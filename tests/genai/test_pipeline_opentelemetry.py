@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
+from exporters.sdk import Sdk, about, sdk
 from genai.lanes import FULL, PLAIN, ids, lane, nothing_left_behind
 from opentelemetry import trace
 from opentelemetry.propagate import extract
@@ -13,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from testing.sdk import Sdk, about, sdk
 
 import boundedgen as b
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from counts import happened
+from exporters.sdk import Sdk, sdk
 from opentelemetry.sdk.metrics import MeterProvider
-from testing.sdk import Sdk, sdk
 from testing.test_field_reports import CRASH, conserved
 
 import boundedgen as b
+from boundedgen._door import Count
 from boundedgen.exporters import _metrics as table
-from boundedgen.exporters._instruments import conventional
+from boundedgen.exporters._instruments import Lane, conventional
 from boundedgen.exporters.opentelemetry import instrument
 from boundedgen.testing import Fault, SimModel, Simulation
 
@@ -63,6 +64,17 @@ def test_each_collection_is_of_one_moment(sdk: Sdk) -> None:
             ended = sum(point.value for point in told["boundedgen.finished"])
             assert told["boundedgen.submitted"][0].value == turn + 1 == waiting + running + ended
             assert told["boundedgen.submitted"][0].value == sim.pipeline.stats().submitted_total, "not an older one"
+
+
+def test_what_happens_during_a_collection_is_of_the_next_one() -> None:
+    with Simulation(model=MODEL) as sim:
+        lane = Lane("lane", sim.pipeline, Count())
+        looks = [lane.look("one")]
+        held = sim.pipeline.submit("hello")
+        sim.advance(0)
+        looks += [lane.look("another"), lane.look("one"), lane.look("another")]
+        del held
+    assert [look and look.stats.submitted_total for look in looks] == [0, 0, 1, 1]
 
 
 def test_the_histograms_have_what_a_generation_s_completion_has(sdk: Sdk) -> None:

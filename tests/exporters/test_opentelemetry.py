@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import tenacity
 from attrs import evolve
+from exporters.sdk import Sdk, about, sdk
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
-from testing.sdk import Sdk, about, sdk
 from testing.test_field_reports import ENDS, LIMITS
 
 import boundedgen as b
