@@ -59,8 +59,8 @@ def test_it_hears_of_each_at_submit_in_the_caller_s_thread_and_of_its_end_in_its
         return lambda ending: ended.append((threading.current_thread().name, ending))
 
     with lane() as (pipeline, engine):
-        pipeline._serving.follow(follower)
-        assert followers() == [], "nothing was submitted"
+        following = pipeline._serving.follow(follower)
+        assert following.aside._thread is None, "nothing was submitted"
         answered(pipeline, engine)
         until(lambda: ended)
     assert begun == [threading.current_thread().name]
@@ -70,7 +70,7 @@ def test_it_hears_of_each_at_submit_in_the_caller_s_thread_and_of_its_end_in_its
     assert ending.admitted_at is not None
     assert ending.first_token_at is not None
     assert ending.submission.submitted_at <= ending.admitted_at <= ending.first_token_at <= ending.settled_at
-    assert followers() == []
+    until(lambda: not followers())
 
 
 def test_one_that_blocks_delays_no_token_and_no_close() -> None:
@@ -130,9 +130,9 @@ def test_one_that_raises_at_submit_harms_nobody_and_is_logged(caplog: pytest.Log
         raise ZeroDivisionError("a follower")
 
     with lane() as (pipeline, engine):
-        pipeline._serving.follow(follower)
+        following = pipeline._serving.follow(follower)
         answered(pipeline, engine)
-        assert followers() == []
+        assert following.aside._thread is None
     assert "a follower of generations failed" in caplog.text
 
 
@@ -181,8 +181,9 @@ def test_unfollowed_it_hears_of_nothing_new_and_another_can_follow() -> None:
             pipeline._serving.follow(lambda flow: None)
         answered(pipeline, engine)
         pipeline._serving.unfollow(first)
-        first.aside.join(5)
-        assert followers() == []
+        first.aside.join(20)
+        assert first.aside._thread is not None
+        assert not first.aside._thread.is_alive()
         pipeline._serving.follow(lambda flow: lambda ending: told.append("second"))
         pipeline._serving.unfollow(first)
         answered(pipeline, engine, 1)
