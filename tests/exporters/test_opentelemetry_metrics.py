@@ -77,6 +77,15 @@ def test_what_happens_during_a_collection_is_of_the_next_one() -> None:
     assert [look and look.stats.submitted_total for look in looks] == [0, 0, 1, 1]
 
 
+def test_a_fork_tells_nothing_of_its_parent_s_pipeline(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent tells it already, under the same name."""
+    with Simulation(model=MODEL) as sim, sdk.instrument(sim.pipeline):
+        assert sdk.metrics()
+        monkeypatch.setattr(sim.pipeline._driver, "foreign", "this pipeline lives in another process")
+        assert sdk.metrics() == {}
+        monkeypatch.undo()
+
+
 def test_the_histograms_have_what_a_generation_s_completion_has(sdk: Sdk) -> None:
     with Simulation(model=MODEL) as sim, sdk.instrument(sim.pipeline):
         answer = sim.pipeline.generate("hello", max_new_tokens=5)
