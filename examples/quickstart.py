@@ -7,6 +7,7 @@ It runs on the GPU where there is one, else on the CPU, and says which. Exit sta
 """
 
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ failed: list[str] = []
 
 
 def main() -> int:
+    logging.getLogger("boundedgen").addHandler(logging.NullHandler())  # what it says on stderr is told below
     model = sys.argv[1] if len(sys.argv) > 1 else packaged_model()
     began = time.monotonic()
     with open_pipeline(model) as pipeline:

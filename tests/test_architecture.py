@@ -174,7 +174,13 @@ def in_a_fresh_process(code: str, cwd: Path | None = None) -> list[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["boundedgen.testing", "boundedgen.systemd", "boundedgen.endpoints", "boundedgen._pipeline", "boundedgen.exporters.opentelemetry"],
+    [
+        "boundedgen.testing",
+        "boundedgen.systemd",
+        "boundedgen.endpoints",
+        "boundedgen._pipeline",
+        "boundedgen.exporters.opentelemetry",
+    ],
 )
 def test_importing_it_loads_no_engine_and_starts_nothing(module: str) -> None:
     said = in_a_fresh_process(f"import sys, threading, {module}; print(threading.active_count(), *sys.modules)")

@@ -16,7 +16,6 @@ from boundedgen._errors import FinishReason
 from boundedgen._flow import Ending, Flow
 
 logger = logging.getLogger(__name__)
-logging.getLogger("boundedgen").addHandler(logging.NullHandler())  # whether anything is shown is the server's choice
 
 AGAIN = 60.0  #: seconds for which a driver that stands still again is not told again, unless it is worse than ever
 _STOOD_STILL = "the driver woke %.1f s late: the machine or the process was stopped, or had no processor for it"
