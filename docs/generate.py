@@ -236,7 +236,7 @@ API: Mapping[str, Sequence[str]] = {
     "output": ("Chunk", "Completion", "Alternative", "Reclamation", "FinishReason"),
     "looking": (
         "SchedulerStats", "TimeStats", "TimeHistogram", "PoolStats", "ReclaimStats", "SequenceRow", "Health",
-        "HealthState", "ProbeResult", "ProbeVerdict",
+        "HealthState", "ProbeResult", "ProbeVerdict", "StatsSocket", "StatsSocketError",
     ),
     "retries": ("retrying", "RetryBudget"),
     "errors": ("BoundedGenError", "Rejected", "GenerationError", *(kind.__name__ for kind in public_errors())),

@@ -44,7 +44,8 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._utf8", "boundedgen._lexicon", "boundedgen._detokenizer",
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
-     "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar"),
+     "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar",
+     "boundedgen._stats_listener", "boundedgen._stats_socket", "boundedgen._stats_document"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime",
      "boundedgen._following"),
     ("boundedgen._evidence", "boundedgen._leaving", "boundedgen._asking", "boundedgen._journal"),
@@ -53,12 +54,12 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._loading", "boundedgen._leasing", "boundedgen._call", "boundedgen._admitting",
      "boundedgen._prospects",
      "boundedgen._blackbox"),
-    ("boundedgen._serving",),
+    ("boundedgen._serving", "boundedgen._closing"),
     ("boundedgen._pipeline",),
     ("boundedgen.__init__",),
     ("boundedgen.endpoints",),
     ("boundedgen.testing", "boundedgen.exporters", "boundedgen.systemd", "boundedgen._doctor",
-     "boundedgen.__main__"),
+     "boundedgen.__main__", "boundedgen._top"),
 ]  # fmt: skip
 
 

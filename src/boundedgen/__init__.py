@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         TimeHistogram,
         TimeStats,
     )
+    from boundedgen._stats_listener import StatsSocketError
+    from boundedgen._stats_socket import StatsSocket
 
 __version__ = "0.1.0"
 
@@ -98,6 +100,8 @@ __all__ = [
     "SchedulerStats",
     "SequenceRow",
     "SlowReader",
+    "StatsSocket",
+    "StatsSocketError",
     "TimeHistogram",
     "TimeStats",
     "retrying",
@@ -124,6 +128,8 @@ _NAMES = {
         "Health HealthState PoolStats ProbeResult ProbeVerdict ReclaimStats SchedulerStats SequenceRow TimeHistogram "
         "TimeStats"
     ),
+    "_stats_listener": "StatsSocketError",
+    "_stats_socket": "StatsSocket",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

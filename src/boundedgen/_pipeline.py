@@ -14,6 +14,7 @@ from boundedgen._admitting import Admitting
 from boundedgen._blackbox._box import box_of, install
 from boundedgen._bounds import Bounds, Limits, patience
 from boundedgen._call import Call
+from boundedgen._closing import Closing
 from boundedgen._completion import Completion
 from boundedgen._device_lock import entrust, lock_of
 from boundedgen._driver import Driver
@@ -22,7 +23,7 @@ from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_bl
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
-from boundedgen._making import CLOSING_SLACK, drain_seconds, parts_of
+from boundedgen._making import CLOSING_SLACK, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
@@ -30,6 +31,8 @@ from boundedgen._runtime import runtime_of
 from boundedgen._serving import Serving, calls_of
 from boundedgen._settings import settings_of
 from boundedgen._stats import Health, ProbeResult, SchedulerStats
+from boundedgen._stats_document import document_of, source_of
+from boundedgen._stats_socket import StatsSocket, StatsSockets
 from boundedgen.abc import Clock, EngineHost
 
 
@@ -92,6 +95,8 @@ class BoundedPipeline:
             self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
             self._leasing = Leasing(driver, limits, runtime)
             self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
+            self._stats_sockets = StatsSockets()
+            self._closing = Closing(driver, self._serving, self._stats_sockets, runtime, limits.reap)
             driver.probe = self._probing.due
             install(box, driver, self._serving.rejections.by_error)
             entrust(lock_of(device_lock), parts.host, driver)
@@ -274,6 +279,22 @@ class BoundedPipeline:
         ready, probed = self._loading.done(), self._probing.last()
         return health_of(self._driver, self._runtime.now(), probed, tokenizer_ready=ready)
 
+    def stats_document(self, name: str = "") -> dict[str, Any]:
+        """Name, version, `now`, health and stats with a row a sequence: what `serve_stats` serves, for a URL of yours.
+
+        Plain data, which strict JSON takes, with the keys that docs/on-call.md tells of.
+        """
+        return document_of(self, name, self._runtime.now())
+
+    def serve_stats(self, path: str | os.PathLike[str], *, name: str = "") -> StatsSocket:
+        """Serve `stats_document(name)` as HTTP on a Unix socket at `path`: `curl --unix-socket PATH http://lane/stats`.
+
+        For this user alone (0600), read only, in a thread of its own that answers while the engine hangs, and once the
+        lane has FAILED. Until the socket that it returns is closed, or the pipeline. StatsSocketError: not there.
+        """
+        self._driver.check_process()
+        return self._stats_sockets.open(path, source_of(self, name))
+
     def probe(self, timeout: float | timedelta = 10.0) -> ProbeResult:
         """Does a generation come through, now? One token, in a slot and a block of its own, however full the lane is.
 
@@ -321,30 +342,11 @@ class BoundedPipeline:
         Idempotent, from any thread, and back within `drain` + `Limits.reap` + 2 seconds. It blocks an event loop too,
         and raises nothing if the lane has failed. An exception that a signal raises in it (Ctrl-C) ends the drain.
         """
-        patience = self._begin_to_close(drain)
-        if self._driver.foreign:
-            return
-        try:
-            self._driver.join(patience)
-        except BaseException:  # Ctrl-C, or what another signal's handler raised
-            self._begin_to_close(0)
-            raise
-        self._serving.close()
+        self._closing.close(drain)
 
     async def aclose(self, drain: float | timedelta = 0) -> None:
         """`close` for a coroutine, with the same `drain`; cancelling it ends the drain."""
-        patience = self._begin_to_close(drain)
-        try:
-            await self._driver.ended(patience)
-        finally:
-            await self._runtime.offload(self.close)
-
-    def _begin_to_close(self, drain: float | timedelta) -> float:
-        """Seconds within which the driver has ended."""
-        drain_s = drain_seconds(drain)
-        if not self._driver.over:
-            self._driver.post("close", drain_s)
-        return drain_s + self._limits.reap + CLOSING_SLACK
+        await self._closing.aclose(drain)
 
     def __enter__(self) -> BoundedPipeline:
         refuse_to_block("'async with'")  # before the try: others may be using it
@@ -378,13 +380,12 @@ class BoundedPipeline:
             raise error
 
     def __del__(self) -> None:
-        driver: Driver | None = getattr(self, "_driver", None)
-        if driver is None or driver.over:
+        closing: Closing | None = getattr(self, "_closing", None)
+        if closing is None:
             return
-        warnings.warn(f"unclosed {self!r}; use 'with', or call close()", ResourceWarning, stacklevel=1, source=self)
-        with contextlib.suppress(Exception):
-            driver.post("close", 0)
-            self._serving.close()
+        if not self._driver.over:
+            warnings.warn(f"unclosed {self!r}; use 'with', or call close()", ResourceWarning, stacklevel=1, source=self)
+        closing.abandon()
 
     def __repr__(self) -> str:
         return f"<BoundedPipeline {self._driver.snapshot.state}>"
