@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from boundedgen._blackbox._report import NoIncidentError, listing, report
+from boundedgen._top._command import add_top
+from boundedgen._top._command import top as live
 
 INCOMPLETE, UNREADABLE = 1, 2
 CALLED_WRONGLY, INTERRUPTED = 2, 130
@@ -71,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--list", action="store_true", help="a line for each incident in it instead, the oldest first")
     one.set_defaults(run=incident)
     add_doctor(commands.add_parser("doctor", help="is a lane possible here? What to mend", description=doctor.__doc__))
+    add_top(commands.add_parser("top", help="lanes, live, in a terminal", description=live.__doc__))
     return top
 
 
