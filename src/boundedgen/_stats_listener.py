@@ -14,7 +14,7 @@ from boundedgen._arguments import kind_of, plain_str, short
 from boundedgen._descriptors import above_stdio
 
 BYTES_MOST = 107  #: of a path: Linux has room for 108, of which one ends it
-AT_ONCE = 8  #: connections; also of those that wait to be taken
+WAITING_MOST = 128  #: connections that wait to be accepted; more are refused by the system
 STATS_KIND = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 
 Identity = tuple[int, int]
@@ -43,7 +43,7 @@ class Listener:
             self._bind()
             self._identity = _identity(path)
             undo.callback(self.remove)
-            self.socket.listen(AT_ONCE)
+            self.socket.listen(WAITING_MOST)
             undo.pop_all()
         _forks.watch(self)
 

@@ -20,8 +20,10 @@ from attrs import define, field
 
 from boundedgen._aside import logger
 from boundedgen._bell import Bell
-from boundedgen._stats_listener import AT_ONCE, Listener, path_of
+from boundedgen._errors import PipelineClosed
+from boundedgen._stats_listener import Listener, path_of
 
+AT_ONCE = 8  #: connections
 REQUEST_MOST = 8192  #: bytes, of which a browser sends a thousand
 PATIENCE = 5.0  #: seconds from a connection to the end of its answer
 CLOSING = 1.0  #: seconds that `close` waits for the thread, which ends all the same
@@ -229,11 +231,19 @@ class StatsSockets:
         self.closed = False
 
     def open(self, path: object, source: Source) -> StatsSocket:
+        self._refuse_if_closed()
         opened = StatsSocket(path, source)
         self._open.add(opened)
-        if self.closed:  # meanwhile
+        try:
+            self._refuse_if_closed()  # meanwhile
+        except PipelineClosed:
             opened.close()
+            raise
         return opened
+
+    def _refuse_if_closed(self) -> None:
+        if self.closed:
+            raise PipelineClosed("this pipeline is closed, and its stats are not served any more")
 
     def close(self) -> None:
         self.closed = True

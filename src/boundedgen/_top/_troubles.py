@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from boundedgen._top._reading import Seen, count, number, table, text, true
+from boundedgen._top._reading import Seen, clean, count, number, table, text, true
 from boundedgen._top._words import listed, span
 
 STEP_SHARE = 0.5  #: of its budget, after which a step is worth a look
@@ -32,7 +32,7 @@ def troubles(lane: Seen) -> list[Trouble]:
 def _all(lane: Seen) -> Iterator[Trouble]:
     if lane.problem:
         silent = span(lane.silent_s)
-        yield Trouble(True, f"silent for {silent}", f"does not answer for {silent}: {lane.problem}")
+        yield Trouble(True, f"silent for {silent}", f"does not answer for {silent}: {clean(lane.problem)}")
     if lane.document is None:
         return
     yield from _of_health(lane)
