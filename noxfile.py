@@ -159,6 +159,14 @@ def dashboard(session: nox.Session) -> None:
 
 
 @nox.session
+def top_picture(session: nox.Session) -> None:
+    """What `python -m boundedgen top` shows of three simulated lanes; draws docs/top.svg."""
+    install(session)
+    session.install("--quiet", "rich")
+    session.run("python", "docs/top_picture.py", *session.posargs)
+
+
+@nox.session
 def deep(session: nox.Session) -> None:
     """The state machine of the core, BOUNDEDGEN_EXAMPLES runs (20,000) of BOUNDEDGEN_STEPS steps; random scripts;
     loads that are killed, and compile caches that are spoilt.

@@ -41,8 +41,8 @@ def metrics(pipeline: b.BoundedPipeline) -> dict[str, float | None]:
 
 
 def everything(pipeline: b.BoundedPipeline) -> str:
-    """For a page that somebody on call looks at: strict JSON."""
-    return json.dumps({"health": pipeline.health().to_dict(), "stats": pipeline.stats().to_dict()}, allow_nan=False)
+    """For a page that somebody on call looks at, and for `python -m boundedgen top URL`: strict JSON."""
+    return json.dumps(pipeline.stats_document("my lane"), allow_nan=False)
 
 
 # --- try it ----------------------------------------------------------------------------------------------------------

@@ -233,12 +233,15 @@ def test_it_is_gone_when_it_is_closed_and_when_the_pipeline_is(sim: Simulation, 
         sim.pipeline.serve_stats(path)
 
 
+def left_to_the_collector(path: Path) -> b.StatsSocket:
+    served = Simulation().pipeline.serve_stats(path)
+    gc.collect()
+    return served
+
+
 def test_it_ends_with_a_pipeline_that_nobody_holds(path: Path) -> None:
-    sim = Simulation()
-    served = sim.pipeline.serve_stats(path)
     with pytest.warns(ResourceWarning, match="unclosed"):
-        del sim
-        gc.collect()
+        served = left_to_the_collector(path)
     until(lambda: not serving())
     assert not path.exists()
     served.close()
@@ -255,7 +258,7 @@ def test_a_dead_socket_is_replaced_and_a_living_one_is_refused(sim: Simulation, 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with sim.pipeline.serve_stats(path):
-        with pytest.raises(b.StatsSocketError, match="a living process serves there.*a path of its own") as refused:
+        with pytest.raises(b.StatsSocketError, match=r"a living process serves there .* a path of its own") as refused:
             sim.pipeline.serve_stats(path)
         assert (refused.value.errno, refused.value.filename) == (errno.EADDRINUSE, str(path))
         assert asked(path)[0] == 200
@@ -293,12 +296,13 @@ def test_a_path_that_no_socket_can_have_is_refused(sim: Simulation, tmp_path: Pa
     with pytest.raises(b.StatsSocketError, match="its folder does not exist") as refused:
         sim.pipeline.serve_stats(tmp_path / "none" / "lane.sock")
     assert refused.value.errno == errno.ENOENT
-    for wrong in (b"bytes", 7, None):
+    of_no_path: tuple[Any, ...] = (b"bytes", 7, None)
+    for wrong in of_no_path:
         with pytest.raises(TypeError, match="path must be that of a socket"):
-            sim.pipeline.serve_stats(wrong)  # type: ignore[arg-type]
-    for wrong in ("", "a\0b"):
-        with pytest.raises(ValueError, match="path is "):
             sim.pipeline.serve_stats(wrong)
+    for empty in ("", "a\0b"):
+        with pytest.raises(ValueError, match="path is "):
+            sim.pipeline.serve_stats(empty)
     with pytest.raises(TypeError, match="name must be a str"):
         sim.pipeline.serve_stats(tmp_path / "x", name=7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="name is a str of 300 characters"):

@@ -5,7 +5,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
@@ -100,6 +100,7 @@ def test_a_lost_engine_is_grave_and_named_by_its_cause() -> None:
         ({"stats": {"driver_lag_s": 4.0}}, "the driver is 4.0s late: look at its process, not at the engine"),
         ({"stats": {"step_current_s": 11.0, "step_budget_s": 10.0}},
          "a step is over its budget, and its engine is about to be killed: 11s of 10s"),
+        ({"stats": {"step_current_s": 21.0, "step_budget_s": 124.0}}, "a step hangs, or is long: 21s of 2m04"),
         ({"stats": {"step_current_s": 0.0, "step_budget_s": None, "last_progress_s": 9.0}},
          "work inside, and no progress for 9.0s, between steps"),
         ({"stats": {"stopping": 2, "oldest_stopping_s": 40.0}}, "2 stopped and not released, the first 40s ago"),
@@ -171,7 +172,8 @@ def test_durations_are_short(seconds: float | None, expected: str) -> None:
 
 NASTY = [
     "\x1b[2J\x1b]0;title\x07", "a\nb\r\tc", "[bold red]x[/]", "[link=http://x]y[/link]", "\u202eevil", "שלום عربى",
-    "漢字" * 40, "e\u0301" + "\u0301" * 50, "👩‍👩‍👧‍👦🏳️‍🌈", "\udce9", "\u200b\ufeff\u2028", "\x9b31m", "x" * 10_000, "\u1100\u1161",
+    "漢字" * 40, "e\u0301" + "\u0301" * 50, "👩‍👩‍👧‍👦🏳️‍🌈", "\udce9", "\u200b\ufeff\u2028", "\x9b31m",
+    "x" * 10_000, "\u1100\u1161",
 ]  # fmt: skip
 
 
@@ -212,7 +214,9 @@ def test_a_plain_text_stays_as_it_is() -> None:
     assert clean("a\x1b[1m") == "a\\x1b[1m"
 
 
-numbers = st.one_of(st.integers(), st.floats(), st.floats(0, 1000), st.booleans(), st.none(), st.sampled_from([0, 1e308]))
+numbers = st.one_of(
+    st.integers(), st.floats(), st.floats(0, 1000), st.booleans(), st.none(), st.sampled_from([0, 1e308])
+)
 anything = st.recursive(
     st.one_of(numbers, st.text(max_size=20), st.sampled_from(NASTY)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=10), inner, max_size=3)),
@@ -249,6 +253,7 @@ lanes = st.builds(
 )
 
 
+@settings(max_examples=60)
 @given(st.lists(lanes, min_size=1, max_size=2), st.integers(80, 250), st.integers(8, 80), st.integers(0, 4))
 def test_whatever_a_lane_says_no_line_is_too_wide_and_none_too_many(
     seen: list[Seen], width: int, height: int, selected: int
@@ -266,7 +271,8 @@ def test_whatever_a_lane_says_no_line_is_too_wide_and_none_too_many(
 
 def test_figures_that_are_none_are_not_shown_as_some() -> None:
     document = copy.deepcopy(DOCUMENTS["busy"])
-    for wrong in (float("nan"), float("inf"), NUMBER_MOST * 2, "7", True, None, []):
+    none_at_all: tuple[Any, ...] = (float("nan"), float("inf"), NUMBER_MOST * 2, "7", True, None, [])
+    for wrong in none_at_all:
         document["stats"].update(tokens_per_s=wrong, running=wrong)
         text = drawn(seen(document))
         assert "–/s" in text

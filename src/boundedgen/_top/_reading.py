@@ -1,4 +1,4 @@
-"""What came from a lane, read as data: whatever it is, a figure is a finite number or None, a text cannot move a cursor.
+"""What came from a lane, read as data: a figure is a finite number or None, and no text can move a cursor.
 
 A lane may be of another version, and what stands in its owners and labels is its clients'.
 """

@@ -87,26 +87,25 @@ def _clock() -> str:
 
 def _show(console: Console, lanes: list[Lane]) -> None:
     selected, drawn_at, size = 0, 0.0, console.size
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as shown:
-        with _keys() as pressed:
-            while True:
-                now = time.monotonic()
-                if now - drawn_at >= REDRAW or console.size != size:
-                    drawn_at, size = now, console.size
-                    look = Look(
-                        width=size.width,
-                        height=size.height,
-                        selected=selected,
-                        clock=_clock(),
-                        keys=SEVERAL if len(lanes) > 1 else ONE_LANE,
-                    )
-                    lines = _encodable(frame([lane.seen() for lane in lanes], look), console)
-                    shown.update(Group(*(_ended(line) for line in lines)), refresh=True)
-                key = pressed()
-                if key in LEAVE:
-                    return
-                if (other := _selected(key, selected, len(lanes))) != selected:
-                    selected, drawn_at = other, 0.0
+    screen = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with screen as shown, _keys() as pressed:
+        while True:
+            now = time.monotonic()
+            if now - drawn_at >= REDRAW or console.size != size:
+                drawn_at, size = now, console.size
+                shown.update(_drawn(console, lanes, selected), refresh=True)
+            key = pressed()
+            if key in LEAVE:
+                return
+            if (other := _selected(key, selected, len(lanes))) != selected:
+                selected, drawn_at = other, 0.0
+
+
+def _drawn(console: Console, lanes: list[Lane], selected: int) -> Group:
+    width, height = console.size
+    keys = SEVERAL if len(lanes) > 1 else ONE_LANE
+    look = Look(width=width, height=height, selected=selected, clock=_clock(), keys=keys)
+    return Group(*(_ended(line) for line in _encodable(frame([lane.seen() for lane in lanes], look), console)))
 
 
 def _ended(line: Text) -> Text:
@@ -125,7 +124,7 @@ def _selected(key: str, selected: int, lanes: int) -> int:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator["_Keys"]:
+def _keys() -> Iterator[_Keys]:
     """The terminal gives each key at once, and shows none. Where there is none, no key is ever pressed."""
     if not sys.stdin.isatty():
         yield _Keys(None)

@@ -9,10 +9,10 @@ from attrs import frozen
 from boundedgen._top._reading import Seen, clean, count, number, table, text, true
 from boundedgen._top._words import listed, span
 
-STEP_SHARE = 0.5  #: of its budget, after which a step is worth a look
+STEP_SHARE = 0.5  #: of its budget, after which a step is worth a look; or QUIET seconds: the first ones have minutes
 STEP_SLOW = 1.0  #: seconds that any step may take
 LAG = 0.5  #: seconds that the driver may be late; more is in the lane's log, too
-QUIET = 5.0  #: seconds without progress, in the queue, or from a stop to its proof
+QUIET = 5.0  #: seconds of a step or without progress, in the queue, or from a stop to its proof
 
 
 @frozen
@@ -52,8 +52,9 @@ def _of_health(lane: Seen) -> Iterator[Trouble]:
         yield Trouble(True, "not live", "it is closed" if gone else "it will not heal by itself: restart the process")
     if not true(health, "ready") and not error and reason:
         after = number(health, "retry_after_s")
-        soon = "" if after is None else f"; back in {span(after)}"
-        yield Trouble(state in ("stalled", "recovering"), reason, f"{reason}{soon}")
+        soon = "" if after is None else f"back in {span(after)}"
+        grave = state in ("stalled", "recovering")
+        yield Trouble(grave, soon or reason, f"{reason}; {soon}" if soon else reason)
     if text(health, "last_probe") == "failed" and state != "stalled":
         ago = span(number(health, "last_probe_age_s"))
         yield Trouble(False, "probe failed", f"the last probe failed, {ago} ago")
@@ -61,13 +62,15 @@ def _of_health(lane: Seen) -> Iterator[Trouble]:
 
 def _of_step(lane: Seen) -> Iterator[Trouble]:
     age, budget = number(lane.stats, "step_current_s"), number(lane.stats, "step_budget_s")
-    if age is not None and budget is not None and age > max(STEP_SLOW, STEP_SHARE * budget):
+    if age is not None and budget is not None and age > max(STEP_SLOW, min(QUIET, STEP_SHARE * budget)):
         over = "is over its budget, and its engine is about to be killed" if age > budget else "hangs, or is long"
         took = f"{span(age)} of {span(budget)}"
         yield Trouble(age > budget, f"step {took}", f"a step {over}: {took}")
     idle = number(lane.stats, "last_progress_s")
     if idle is not None and idle > QUIET and not age:
-        yield Trouble(True, f"no progress {span(idle)}", f"work inside, and no progress for {span(idle)}, between steps")
+        yield Trouble(
+            True, f"no progress {span(idle)}", f"work inside, and no progress for {span(idle)}, between steps"
+        )
 
 
 def _of_engine(lane: Seen) -> Iterator[Trouble]:

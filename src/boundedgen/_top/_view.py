@@ -52,12 +52,14 @@ def frame(lanes: Sequence[Seen], look: Look) -> list[Text]:
     width, height = max(WIDTH_LEAST, look.width), max(HEIGHT_LEAST, look.height)
     lines = [_title(lanes, look, width)]
     foot = [_line((look.keys, ASIDE))] if look.keys else []
+    room = height - len(foot)
     if len(lanes) > 1:
         lines += _overview(lanes, look.selected, max(2, height // LANES_SHARE))
     if lanes:
         lane = lanes[min(look.selected, len(lanes) - 1)]
-        lines += _details(lane, width, height - len(lines) - len(foot))
-    return [_fitted(line, width) for line in (*lines[: height - len(foot)], *foot)]
+        lines += _details(lane, width, room - len(lines))
+    lines += [Text() for _ in range(room - len(lines) if foot else 0)]  # the keys are at the bottom
+    return [_fitted(line, width) for line in (*lines[:room], *foot)]
 
 
 def page(lanes: Sequence[Seen], look: Look) -> list[Text]:
@@ -112,7 +114,7 @@ def _compact(lane: Seen, index: int, *, selected: bool) -> Text:
     return _line(mark, name, " ", _state(lane, 10), (figures, _age_style(lane)), worst)
 
 
-def _state(lane: Seen, width: int = 0) -> Part:
+def _state(lane: Seen, width: int = 0) -> tuple[str, str]:
     state = UNREACHED if lane.problem or lane.document is None else text(lane.health, "state") or UNKNOWN
     shown = state.upper()[:10]
     return f"{shown:<{width}}", STATES.get(state, "bold reverse")
@@ -275,7 +277,9 @@ def _sequences(lane: Seen, most: int) -> Iterator[Text]:
     if not found:
         yield _line((" nothing inside", ASIDE))
         return
-    yield _line((f" {'ID':>7} {'PHASE':<8} {'AGE':>6} {'TOKENS':>6} {'BLOCKS':>6} {'LEFT':>6} BOUND  OWNER, LABEL", ASIDE))
+    yield _line(
+        (f" {'ID':>7} {'PHASE':<8} {'AGE':>6} {'TOKENS':>6} {'BLOCKS':>6} {'LEFT':>6} BOUND  OWNER, LABEL", ASIDE)
+    )
     shown = len(found) if len(found) < most else most - 2
     for row in found[:shown]:
         yield _sequence(row, number(lane.document, "now"))
