@@ -280,17 +280,18 @@ class BoundedPipeline:
         return health_of(self._driver, self._runtime.now(), probed, tokenizer_ready=ready)
 
     def stats_document(self, name: str = "") -> dict[str, Any]:
-        """Name, version, `now`, health and stats with a row a sequence: what `serve_stats` serves, for a URL of yours.
+        """`name`, version, time, health and stats with a row a sequence: what `serve_stats` serves, for your own URL.
 
         Plain data, which strict JSON takes, with the keys that docs/on-call.md tells of.
         """
         return document_of(self, name, self._runtime.now())
 
     def serve_stats(self, path: str | os.PathLike[str], *, name: str = "") -> StatsSocket:
-        """Serve `stats_document(name)` as HTTP on a Unix socket at `path`: `curl --unix-socket PATH http://lane/stats`.
+        """Serve `stats_document(name)` over HTTP on a Unix socket at `path`, for `python -m boundedgen top PATH`.
 
         For this user alone (0600), read only, in a thread of its own that answers while the engine hangs, and once the
         lane has FAILED. Until the socket that it returns is closed, or the pipeline. StatsSocketError: not there.
+        `name`: shown. By hand: `curl --unix-socket PATH http://lane/stats`.
         """
         self._driver.check_process()
         return self._stats_sockets.open(path, source_of(self, name))

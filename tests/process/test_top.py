@@ -72,6 +72,7 @@ def test_without_colour_all_is_said_in_words(tmp_path: Path) -> None:
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_frame_after_frame(tmp_path: Path) -> None:
     with served(tmp_path) as path, Terminal(tmp_path, path, "--every", "0.1", TERM="dumb") as terminal:
+        terminal.resize(80, 60)  # several have room
         terminal.until(lambda screen: screen.count("READY") >= 2, "two frames, one below the other")
         terminal.press("C-c")
         terminal.shows("left with 0")

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from boundedgen._top._reading import COUNTERS, Seen, clean, table
 
 PATIENCE = 2.0  #: seconds that an answer may take
-BYTES_MOST = 64 << 20  #: of an answer; a row a sequence takes 250
+BYTES_MOST = 64 << 20  #: of an answer; a sequence takes 200
 LATELY = 60.0  #: seconds that the endings of "lately" go back
 PAGE = "/stats"
 CHUNK = 1 << 16

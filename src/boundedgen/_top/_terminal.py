@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from boundedgen._top._lanes import Lane, Watch
+from boundedgen._top._lanes import PATIENCE, Lane, Watch
 from boundedgen._top._reading import Seen, exit_status
 from boundedgen._top._view import Look, frame, page
 
@@ -36,8 +36,9 @@ def once(addresses: list[str]) -> int:
     threads = [threading.Thread(target=lane.ask, daemon=True) for lane in lanes]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + 2 * PATIENCE  # what drips says of itself that it does not answer
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, until - time.monotonic()))
     console = _console()
     seen = [lane.seen() for lane in lanes]
     _print(console, seen)
@@ -156,12 +157,13 @@ class _Keys:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is given back."""
+    """SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is given back; Ctrl-Z would not give it back."""
 
     def interrupt(number: int, at: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield
     finally:
