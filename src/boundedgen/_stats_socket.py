@@ -45,21 +45,24 @@ class StatsSocket:
     """
 
     def __init__(self, path: object, source: Source) -> None:
-        self._listener = Listener(path_of(path))
-        self._bell = Bell()
         self._page = _Page(source)
         self._clients: dict[socket.socket, _Client] = {}
-        self._selector = selectors.DefaultSelector()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="boundedgen-stats", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # there are too many
-            self._end()
-            raise
-        except BaseException:  # interrupted, it may have begun all the same
-            self._hang_up()
-            raise
+        with contextlib.ExitStack() as undo:
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._bell = Bell()
+            undo.callback(self._bell.close)
+            self._listener = undo.enter_context(contextlib.closing(Listener(path_of(path))))
+            self._thread = threading.Thread(target=self._run, name="boundedgen-stats", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # there are too many
+                raise
+            except BaseException:  # interrupted, it may have begun all the same
+                self._hang_up()
+                undo.pop_all()
+                raise
+            undo.pop_all()
 
     @property
     def path(self) -> str:

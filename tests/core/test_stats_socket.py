@@ -367,3 +367,26 @@ def test_a_process_that_ends_with_it_open_says_nothing(path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "over\n", "")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("what", ["Bell", "Listener", "threading.Thread"])
+def test_where_it_cannot_be_opened_nothing_is_left(
+    sim: Simulation, path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """No descriptor left, no thread: the fixture looks at the rest."""
+
+    class NoneLeft(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    def none_left(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    place = f"boundedgen._stats_socket.{what}"
+    monkeypatch.setattr(place, NoneLeft if "Thread" in what else none_left)
+    with pytest.raises((OSError, RuntimeError)):
+        sim.pipeline.serve_stats(path)
+    monkeypatch.undo()
+    assert not path.exists()
+    with sim.pipeline.serve_stats(path):
+        assert asked(path)[0] == 200
