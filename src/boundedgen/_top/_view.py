@@ -17,7 +17,7 @@ WIDTH_LEAST, HEIGHT_LEAST = 40, 8
 PAGE_LINES = 1000
 BAR = 16
 LANES_SHARE = 3  #: of several lanes, a third of the screen at most
-TROUBLE_LINES = 2  #: of one
+TROUBLE_LINES = 3  #: of one
 TROUBLES_MOST = 4
 POOLS_MOST = 4
 SOON = 5.0  #: seconds left of a sequence that are shown as few
@@ -199,7 +199,7 @@ def _step(lane: Seen) -> Iterator[Text]:
     age, budget = number(stats, "step_current_s") or 0.0, number(stats, "step_budget_s")
     share = age / budget if budget else 0.0
     style = GRAVE if share > 1 else MINOR if share > 0.5 else FINE
-    current: Part = ("no step is under way", ASIDE) if budget is None else f"{span(age)} of {span(budget)}"
+    current: Part = ("no step", ASIDE) if budget is None else f"{span(age)} of {span(budget)}"
     progress = number(stats, "last_progress_s")
     last = f"   last {span(number(stats, 'last_step_s'))}"
     parts = [current, last, f"   progress {span(progress)} ago" if progress is not None else "   no work"]
