@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import selectors
 import socket
 import threading
@@ -18,10 +19,11 @@ from typing import Any, final
 
 from attrs import define, field
 
-from boundedgen._aside import logger
 from boundedgen._bell import Bell
 from boundedgen._errors import PipelineClosed
 from boundedgen._stats_listener import Listener, path_of
+
+logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  #: connections
 REQUEST_MOST = 8192  #: bytes, of which a browser sends a thousand
@@ -205,7 +207,7 @@ def _made(source: Source) -> bytes:
             return _response(503, _problem("the pipeline is gone"))
         return _response(200, json.dumps(document, allow_nan=False))
     except Exception as error:
-        logger.exception("stats could not be served")
+        logger.exception("stats could not be served", extra={"event": "stats_failed"})
         return _response(500, _problem(f"a bug: {type(error).__name__}; please report it with the log"))
 
 

@@ -175,7 +175,14 @@ def untold_systemd() -> None:
 
 SCENES = (sequences, losses, probes, recycling, journal, findings, failed_driver, foreign_code, untold_systemd)
 #: Tested where what they tell of is: tests/core/test_black_box.py, tests/core/test_lexicon.py, tests/exporters.
-ELSEWHERE = {"incident_kept", "incident_lost", "black_box_failed", "tokenizer_untried", "metrics_failed"}
+ELSEWHERE = {
+    "incident_kept",
+    "incident_lost",
+    "black_box_failed",
+    "tokenizer_untried",
+    "metrics_failed",
+    "stats_failed",
+}
 
 
 def test_the_fields_of_every_line_are_those_of_the_page(caplog: pytest.LogCaptureFixture) -> None:
