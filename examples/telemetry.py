@@ -1,13 +1,35 @@
 """A generation in a trace, with its metrics. python examples/telemetry.py MODEL [DEVICE]
 
-Wants boundedgen[opentelemetry] and opentelemetry-sdk; a server has an exporter for its collector here.
+Wants boundedgen[opentelemetry] and opentelemetry-sdk.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
 import boundedgen as b
 from boundedgen.exporters.opentelemetry import instrument
+
+
+def set_up(exporter: SpanExporter, reader: MetricReader) -> TracerProvider:
+    """Once in a process; OTEL_SERVICE_NAME names it. `shutdown()` of what it gives sends what is left."""
+    tracers = TracerProvider()
+    tracers.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(MeterProvider([reader]))
+    return tracers
+
+
+@contextmanager
+def lane(model: str, device: str) -> Iterator[b.BoundedPipeline]:
+    with b.BoundedPipeline(model, {"num_kv_blocks": 64}, device) as pipeline, instrument(pipeline, name="chat"):
+        yield pipeline
 
 
 def answer(pipeline: b.BoundedPipeline, headers: Mapping[str, str], question: str) -> str:
@@ -20,17 +42,11 @@ def answer(pipeline: b.BoundedPipeline, headers: Mapping[str, str], question: st
 
 
 def main(model: str, device: str = "CPU") -> None:
-    from opentelemetry import metrics, trace
-    from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
-    reader, tracers = InMemoryMetricReader(), TracerProvider()
-    tracers.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
-    trace.set_tracer_provider(tracers)
-    metrics.set_meter_provider(MeterProvider([reader]))
-    with b.BoundedPipeline(model, {"num_kv_blocks": 64}, device) as pipeline, instrument(pipeline, name="chat"):
+    reader = InMemoryMetricReader()
+    tracers = set_up(ConsoleSpanExporter(), reader)
+    with lane(model, device) as pipeline:
         answer(pipeline, {"traceparent": f"00-{'4bf92f35' * 4}-{'00f067aa' * 2}-01"}, "Hello")
         data = reader.get_metrics_data()
         found = [scope for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics]

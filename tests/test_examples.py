@@ -15,7 +15,7 @@ SAYS = {
     "script": "",
     "asyncio_streaming": "chunks: [",
     "server_handler": "'timeout': 0} 504",
-    "probes_and_metrics": "ready 200 live 200 probe ok",
+    "probes_and_metrics": "closed: {'ready': 503, 'live': 503, 'metrics': 200}",
     "prometheus_metrics": 'boundedgen_tokens_total{pipeline="chat"} 5.0',
     "lease_heartbeat": "its lease expired; Reclamation(steps=1",
     "asyncio_service": "s of 30; inside ended shutdown",

@@ -17,13 +17,14 @@ Answer = Callable[[float | None], None]  #: seconds until the next start; None: 
 
 
 class Asking:
-    """Used by the driver's thread, but for the answers, which may come from another. `aside` makes the threads.
+    """Used by the driver's thread, but for the answers, which may come from another. `aside` makes the threads;
+    `model` is for the log.
 
     It keeps no `answer`, which knows the driver: a cycle would keep a closed lane until the collector comes by.
     """
 
-    def __init__(self, restart: RestartPolicy, aside: Callable[[str], Aside]) -> None:
-        self._restart, self._aside = restart, aside
+    def __init__(self, restart: RestartPolicy, aside: Callable[[str], Aside], model: str) -> None:
+        self._restart, self._aside, self._model = restart, aside, model
         self.asked: DecideRestart | None = None  # without an answer yet
         self.due: float | None = None  # the instant at which the default ones decide
 
@@ -42,7 +43,7 @@ class Asking:
                 answer(delay)
             if raised is not None:
                 text, extra = "RestartPolicy's strategy raised; the default one decides", {"event": "strategy_failed"}
-                logger.error(text, exc_info=raised, extra=extra)
+                logger.error(text, exc_info=raised, extra={**extra, "model": self._model})
 
         alone = self._aside("boundedgen-restart")  # it may never come back, and then holds up nothing else
         alone.run(decide)

@@ -61,7 +61,7 @@ class Driver:
         self._evidence = Evidence(self.governor, self.flows, self.cells, limits)
         self.journal = Journal(self.beside, getattr(host, "model_name", ""))  # an engine of the user's own has none
         self.log = self.journal.log
-        self.asking = Asking(restart, runtime.aside)
+        self.asking = Asking(restart, runtime.aside, self.journal.model)
         self._turning = runtime.turning(self)
         self.ring = self._turning.ring
         self._spoken_to = False  # its link may have something to say of a command itself

@@ -60,10 +60,11 @@ def readiness(
     *,
     need: Need = "all",
 ) -> Answer:
-    """Send work here? 200 as long as there is progress, idle or full: who takes full lanes out has none left.
+    """Send work here? 200 as long as it is READY, idle or full: who takes full lanes out has none left.
 
-    503 while it starts, is stuck or is replaced, with Retry-After; while it drains, after which it does not come back;
-    and whenever it is not live.
+    503 while it starts, is STALLED or is replaced, with Retry-After; while it drains, after which it does not come
+    back; and whenever it is not live. A step that hangs is STALLED once it has used up its budget, or a probe has
+    failed, and no sooner: until then this is 200.
 
     `lanes`: what `health()` said, of one pipeline, or by name of each one that the server has. `stats`: what `stats()`
     said, of the same; then the body has its `load` too, for a balancer that goes by it. `need`: of several lanes,

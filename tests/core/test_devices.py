@@ -340,6 +340,7 @@ def test_the_real_engine_names_the_devices_that_there_are() -> None:
     found = started(PLAIN, "XPU")
     assert found.kind == "device"
     assert "There is no device XPU. OpenVINO lists: CPU" in found.text
+    assert "Give one of these, as it is written there." in found.text
 
 
 def cut_short(path: Path, name: str, size: int) -> Path:

@@ -77,16 +77,25 @@ def test_a_url_and_a_socket_are_asked_alike(tmp_path: Path) -> None:
 
 
 def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
-    assert why(str(tmp_path / "none.sock")).startswith("there is no such socket")
+    assert why(str(tmp_path / "none.sock")) == "there is no such socket: its process has ended, or serves elsewhere"
+    assert why("localhost:1/stats").endswith("for a URL write http://localhost:1/stats")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead.sock"))
     assert why(str(tmp_path / "dead.sock")) == "nobody listens there"
     (tmp_path / "file").write_text("x")
-    assert why(str(tmp_path / "file")) == "nobody listens there"
+    assert why(str(tmp_path / "file")) == why(str(tmp_path)) == "that is no socket"
     assert why("/" + "x" * 200)
     with answering(with_body(b"x")) as url:
         port = url
     assert why(port) == "nobody listens there"
+
+
+def test_a_socket_of_somebody_else_says_who_may_open_it() -> None:
+    """Said of the error, since root may open everything."""
+    assert (
+        _lanes._why(PermissionError(13, "x"), "/x.sock") == "this user may not open it: run this as the server's user"
+    )
+    assert _lanes._why(PermissionError(13, "x"), "http://x") == "x"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,11 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
         (lambda connection: None, "Remote end closed connection without response"),
         (lambda connection: connection.sendall(b"\x1b[2J rubbish\r\n\r\n"), "\\x1b[2J rubbish"),
         (lambda connection: connection.sendall(b"HTTP/1.1 503 Gone\x1b[1m\r\n\r\n"), "HTTP 503 Gone\\x1b[1m"),
-        (with_body(b"<html>"), "the answer is no JSON"),
+        (
+            lambda connection: connection.sendall(b"HTTP/1.1 404 No\r\n\r\n"),
+            "404 No; is it the page of pipeline.stats_d",
+        ),
+        (with_body(b"<html>"), "the answer is no JSON; is it the page of pipeline.stats_document()?"),
         (with_body(b"[" * 100_000), "the answer is no JSON"),
         (with_body(b"[]"), "the answer is not pipeline.stats_document()"),
         (with_body(b'{"health": {"a": 1}, "stats": 3}'), "the answer is not pipeline.stats_document()"),
@@ -187,7 +200,7 @@ def test_a_lane_that_is_not_ready_is_1(tmp_path: Path, capfd: pytest.CaptureFixt
     sim.close()
 
 
-@pytest.mark.parametrize("argument", ["ftp://x/stats", "http://", "http://x:port/"])
+@pytest.mark.parametrize("argument", ["", "ftp://x/stats", "http://", "http://x:port/"])
 def test_what_is_no_address_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once", argument]) == 2
     assert "boundedgen top: " in capsys.readouterr().err

@@ -15,6 +15,7 @@ from boundedgen.exporters import _metrics as table
 from boundedgen.exporters._instruments import Lane, conventional
 from boundedgen.exporters.opentelemetry import instrument
 from boundedgen.testing import Fault, SimModel, Simulation
+from deploy import expected
 
 __all__ = ["sdk"]  # a fixture
 
@@ -122,9 +123,8 @@ def test_labels_owners_and_ids_are_attributes_of_no_metric(sdk: Sdk) -> None:
 
 
 def test_every_metric_that_is_scraped_is_told_under_a_name_that_comes_out_as_the_same(sdk: Sdk) -> None:
-    """But histograms, of which there are no observable ones, and what is configured."""
+    """But histograms, of which there are no observable ones."""
     left_out = {metric.name for metric, _, _ in table.told() if metric.kind == "histogram"}
-    left_out |= {metric.name for metric in (table.INFO, table.BOUNDS, *table.LIMITS.values())}
     scraped = {metric.name: metric for metric, _, _ in table.told() if metric.name not in left_out}
     kinds = {
         "counter": "create_observable_counter",
@@ -160,6 +160,14 @@ def test_every_metric_that_is_scraped_is_told_under_a_name_that_comes_out_as_the
     }
 
 
+def test_every_alert_rule_holds_for_what_opentelemetry_tells() -> None:
+    """There are no observable histograms: no rule may ask for one."""
+    told = {metric.name for metric, _, _ in table.told() if metric.kind != "histogram"}
+    asked = {name for rule in expected.rules() for name in expected.names(rule["expr"])}
+    assert asked <= told
+    assert asked & {table.BOUNDS.name, *(metric.name for metric in table.LIMITS.values())}
+
+
 def test_prometheus_has_the_same_from_either_exporter() -> None:
     """By the rules of opentelemetry-exporter-prometheus, which are the collector's."""
     pytest.importorskip("opentelemetry.exporter.prometheus", reason="opentelemetry-exporter-prometheus is not there")
@@ -189,7 +197,7 @@ def test_prometheus_has_the_same_from_either_exporter() -> None:
             one, other = samples(REGISTRY), samples(registry)
     finally:
         meters.shutdown()
-    apart = re.compile(r".*_(bucket|count|sum|created)$|boundedgen_(info|bound_seconds|limit_.*)$")
+    apart = re.compile(r".*_(bucket|count|sum|created)$")
     expected = {key: value for key, value in other.items() if not apart.match(key[0])}
     found = {key: value for key, value in one.items() if key[0] != "boundedgen_telemetry_dropped_total"}
     assert len(expected) > 80

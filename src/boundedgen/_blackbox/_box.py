@@ -149,6 +149,7 @@ class About:
     where: Path
     limits: Limits
     configuration: Mapping[str, Any]
+    model: str = ""  #: its name, for the log
     ring: Callable[[], object] = bool  #: wakes the driver
     beside: Callable[[Callable[[], object]], object] = bool  #: has it done by another thread than the driver's
     witness: Sequence[str] = (sys.executable, "-I", "-S", _witness.__file__)
@@ -168,13 +169,14 @@ class About:
         if not self.complained:
             self.complained = True
             text, extra = "the black box of a lost engine could not be written to %s: %s", {"event": "incident_lost"}
-            logger.error(text, self.where, why, extra={**extra, "black_box": str(self.where), "detail": why})
+            about = {"model": self.model, "black_box": str(self.where), "detail": why}
+            logger.error(text, self.where, why, extra={**extra, **about})
 
     def kept(self, name: str, scene: Scene) -> None:
         self.complained = False
         text, folder = "what is known of the loss of engine %d is in %s", str(self.where / name)
-        extra = {"event": "incident_kept", "incarnation": scene.incarnation, "incident": folder}
-        logger.warning(text, scene.incarnation, folder, extra=extra)
+        about = {"model": self.model, "incarnation": scene.incarnation, "incident": folder}
+        logger.warning(text, scene.incarnation, folder, extra={"event": "incident_kept", **about})
 
 
 @final
@@ -340,7 +342,7 @@ def box_of(black_box: object, limits: Limits, configuration: Mapping[str, Any]) 
 def install(box: BlackBox | None, driver: Driver, rejected: Callable[[], dict[str, int]]) -> None:
     """Before the driver is started. The box knows nothing of the driver but how to wake it."""
     if box is not None:
-        box.about.beside = driver.beside
+        box.about.beside, box.about.model = driver.beside, driver.journal.model
         box.rejected, box.about.ring, driver.leaving.black_box = rejected, driver.ring, box
 
 

@@ -244,7 +244,7 @@ def absent_device(device: str, listed: tuple[str, ...], parts: Iterable[Part]) -
     if is_gpu(absent) and not any(map(is_gpu, listed)):
         missing = next((part.defect for part in parts if part.defect), _NOTHING_FOUND)
         return Defect(f"The GPU cannot be used: {missing.seen} {have}", missing.remedy)
-    return Defect(f"There is no device {absent}. {have}", _OTHER_DRIVERS.get(absent.partition(".")[0], ""))
+    return Defect(f"There is no device {absent}. {have}", _OTHER_DRIVERS.get(absent.partition(".")[0], _AS_LISTED))
 
 
 def is_gpu(device: str) -> bool:
@@ -252,6 +252,7 @@ def is_gpu(device: str) -> bool:
     return any(name.partition(".")[0] == "GPU" for name in _wanted(device))
 
 
+_AS_LISTED = "Give one of these, as it is written there."
 _OTHER_DRIVERS = {"NPU": "An NPU needs Intel's linux-npu-driver and /dev/accel/accel0."}
 _NOTHING_FOUND = Defect(
     "loader, driver and render node are there, but the driver finds no Intel GPU that OpenVINO supports.",

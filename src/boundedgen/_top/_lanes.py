@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import re
 import socket
+import stat
 import threading
 import time
 from collections import deque
@@ -20,6 +23,8 @@ BYTES_MOST = 64 << 20  #: of an answer; a sequence takes 200
 LATELY = 60.0  #: seconds that the endings of "lately" go back
 PAGE = "/stats"
 CHUNK = 1 << 16
+WANTED = "is it the page of pipeline.stats_document()?"
+LIKE_A_HOST = re.compile(r"[\w.-]+:\d+(/.*)?")  #: and a port: the beginning of a URL is missing
 
 
 class NoAnswerError(Exception):
@@ -28,6 +33,8 @@ class NoAnswerError(Exception):
 
 def checked(address: str) -> SplitResult | None:
     """The parts of a URL; None: it is the path of a socket. ValueError: neither."""
+    if not address:
+        raise ValueError("the address of a lane is empty")
     if "://" not in address:
         return None
     parts = urlsplit(address)
@@ -49,9 +56,10 @@ def ask(address: str, patience: float = PATIENCE) -> Mapping[str, Any]:
     except TimeoutError as error:
         raise NoAnswerError(f"no answer within {patience:g} s") from error
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswerError(_why(error)) from error
+        raise NoAnswerError(_why(error, address)) from error
     if response.status != 200:
-        raise NoAnswerError(f"HTTP {response.status} {clean(response.reason)}")
+        hint = f"; {WANTED}" if response.status == 404 else ""
+        raise NoAnswerError(f"HTTP {response.status} {clean(response.reason)}{hint}")
     return _document(body)
 
 
@@ -81,19 +89,29 @@ def _document(body: bytes) -> Mapping[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NoAnswerError("the answer is no JSON") from error
+        raise NoAnswerError(f"the answer is no JSON; {WANTED}") from error
     if not table(document, "health") or not table(document, "stats"):
         raise NoAnswerError("the answer is not pipeline.stats_document()")
     assert isinstance(document, Mapping)
     return document
 
 
-def _why(error: BaseException) -> str:
+def _why(error: BaseException, address: str) -> str:
     if isinstance(error, FileNotFoundError):
-        return "there is no such socket: its process has ended, or serves elsewhere"
+        url = f"; for a URL write http://{clean(address)}" if LIKE_A_HOST.fullmatch(address) else ""
+        return f"there is no such socket: its process has ended, or serves elsewhere{url}"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "nobody listens there" if "://" in address or _is_socket(address) else "that is no socket"
+    if isinstance(error, PermissionError) and "://" not in address:
+        return "this user may not open it: run this as the server's user"
     return clean((error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__)
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:  # it has gone meanwhile
+        return True
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -95,6 +95,7 @@ class Lane:
         self.name = name
         self._pipeline = weakref.ref(pipeline)
         self._dropped = dropped
+        self._configured = list(table.configured(pipeline))
         self._look: _Look | None = None
         self._asked: set[str] = set()
 
@@ -107,11 +108,21 @@ class Lane:
         pipeline = self._pipeline()
         return pipeline is None or pipeline._driver.over
 
+    def _here(self) -> BoundedPipeline | None:
+        """None: it is gone, or this is a fork, which would tell what its parent tells."""
+        pipeline = self._pipeline()
+        return None if pipeline is None or pipeline._driver.foreign else pipeline
+
+    def configured(self, metric: str) -> Iterator[_Sample]:
+        """What never changes."""
+        if self._here() is not None:
+            yield from ((value, labels) for one, labels, value in self._configured if one.name == metric)
+
     def look(self, metric: str) -> _Look | None:
         """The same for all metrics of one collection: a new one when any of them is asked for again."""
         if self._look is None or metric in self._asked:
-            pipeline = self._pipeline()
-            if pipeline is None or pipeline._driver.foreign:  # in a fork, which would tell what its parent tells
+            pipeline = self._here()
+            if pipeline is None:
                 return None
             self._asked.clear()
             self._look = _Look(pipeline, self._dropped.total)
@@ -165,14 +176,18 @@ class Measures:
 
     def _observe(self, meter: Meter) -> None:
         texts = {metric.name: text for metric, _, text in table.told()}
+
+        def make(metric: Metric, callback: Callable[[CallbackOptions], Iterable[Observation]]) -> None:
+            name, unit = conventional(metric)
+            of_kind = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+            of_kind(name, [callback], unit, metric.help or texts.get(metric.name, ""))
+
         for metrics_of, parts in _SOURCES:
             for field, metric in metrics_of.items():
-                if metric.kind not in _FORMS:
-                    continue  # there are no observable histograms
-                name, unit = conventional(metric)
-                text = metric.help or texts.get(metric.name, "")
-                make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-                make(name, [functools.partial(self._told, metric, field, parts)], unit, text)
+                if metric.kind in _FORMS:  # there are no observable histograms
+                    make(metric, functools.partial(self._told, metric, field, parts))
+        for metric in (table.INFO, table.BOUNDS, *table.LIMITS.values()):
+            make(metric, functools.partial(self._told_once, metric))
 
     def _told(
         self,
@@ -186,6 +201,11 @@ class Measures:
             for source, attributes in parts(look) if look is not None else ():
                 for value, more in _FORMS[metric.kind](metric, getattr(source, field)):
                     yield Observation(value, {"pipeline": lane.name, **attributes, **more})
+
+    def _told_once(self, metric: Metric, _: CallbackOptions) -> Iterator[Observation]:
+        for lane in list(self._lanes.values()):
+            for value, attributes in lane.configured(metric.name):
+                yield Observation(value, {"pipeline": lane.name, **attributes})
 
 
 _known: weakref.WeakKeyDictionary[object, Measures] = weakref.WeakKeyDictionary()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Final
 
-from attrs import fields_dict, frozen
+from attrs import fields, fields_dict, frozen
 
-from boundedgen._bounds import Limits
+from boundedgen._bounds import Bounds, Limits
+from boundedgen._engine._versions import installed, versions
 from boundedgen._fields import remarks
+from boundedgen._pipeline import BoundedPipeline
 from boundedgen._stats import Health, PoolStats, ReclaimStats, SchedulerStats, TimeStats
 
 PREFIX: Final = "boundedgen_"
@@ -178,6 +181,28 @@ TABLES: Final = (
     (ReclaimStats, RECLAIM),
     (Health, HEALTH),
 )
+
+
+def configured(pipeline: BoundedPipeline) -> Iterator[tuple[Metric, Mapping[str, str], float]]:
+    """What never changes of a lane: metrics with their labels, beside `pipeline`, and their values."""
+    settings, asked = pipeline._settings, pipeline._configuration
+    about = {
+        "boundedgen": versions()["boundedgen"],
+        "openvino": installed("openvino"),
+        "openvino_genai": versions()["openvino-genai"],
+        "model": PurePath(asked.get("models_path", "")).name,
+        "device": asked.get("device", ""),
+        "admission": settings.admission.policy,
+        "resume": settings.restart.resume,
+    }
+    yield INFO, about, 1.0
+    for bound in fields(Bounds):
+        if (seconds := getattr(settings.bounds, bound.name)) is not None:
+            yield BOUNDS, {BOUNDS.label: bound.name}, float(seconds)
+    for limit in MAIN_LIMITS:
+        if (value := getattr(settings.limits, limit)) is not None:
+            metric = LIMITS[unit_of(limit)]
+            yield metric, {metric.label: limit}, float(value)
 
 
 def told() -> Iterator[tuple[Metric, str, str]]:

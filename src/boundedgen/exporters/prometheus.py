@@ -10,14 +10,9 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from pathlib import PurePath
 from typing import Any, Final, final
 
-import attrs
-
 from boundedgen._arguments import kind_of, plain_str, short
-from boundedgen._bounds import Bounds
-from boundedgen._engine._versions import installed, versions
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._stats import PLACES, ReclaimStats, TimeHistogram
 from boundedgen.exporters import _metrics as table
@@ -103,7 +98,10 @@ class _Lane:
             "stateset": self._states,
             "info": self._info,
         }
-        self._constant = list(self._configured(pipeline))
+        self._constant = [
+            (metric.name, core.Sample(metric.name, {**self._label, **labels}, value))
+            for metric, labels, value in table.configured(pipeline)
+        ]
 
     def samples(self) -> Iterator[_Sample]:
         pipeline = self._pipeline()
@@ -127,25 +125,6 @@ class _Lane:
                     yield from self._kinds[metric.kind](metric, count, key)
             elif value is not None:
                 yield from self._kinds[metric.kind](metric, value, label)
-
-    def _configured(self, pipeline: BoundedPipeline) -> Iterator[_Sample]:
-        settings, asked = pipeline._settings, pipeline._configuration
-        about = {
-            "boundedgen": versions()["boundedgen"],
-            "openvino": installed("openvino"),
-            "openvino_genai": versions()["openvino-genai"],
-            "model": PurePath(asked.get("models_path", "")).name,
-            "device": asked.get("device", ""),
-            "admission": settings.admission.policy,
-            "resume": settings.restart.resume,
-        }
-        yield table.INFO.name, core.Sample(table.INFO.name, {**self._label, **about}, 1.0)
-        for bound in attrs.fields(Bounds):
-            if (seconds := getattr(settings.bounds, bound.name)) is not None:
-                yield from self._number(table.BOUNDS, seconds, bound.name)
-        for limit in table.MAIN_LIMITS:
-            if (value := getattr(settings.limits, limit)) is not None:
-                yield from self._number(table.LIMITS[table.unit_of(limit)], value, limit)
 
     # --- a value, by the kind of its metric ----------------------------------------------------------------------
 
