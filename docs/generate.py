@@ -42,7 +42,7 @@ from boundedgen.testing import FaultKind
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from deploy import expected
+from deploy import dashboard, expected
 from deploy.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -421,6 +421,21 @@ def alert_row(rule: Mapping[str, Any]) -> list[str]:
     return [code(rule["alert"]), rule["labels"]["severity"], summary, f"[{page}](runbooks/{page})"]
 
 
+def panels() -> str:
+    """Every panel of the dashboard: for whoever reads of it in a runbook, and has no Grafana."""
+    rows = (
+        [panel.title, "<br>".join(code(name) for name in dict.fromkeys(metrics_of(panel))), panel.what]
+        for row in dashboard.ROWS
+        for panel in row.panels
+    )
+    return table(["Panel", "Metrics", "What"], rows)
+
+
+def metrics_of(panel: dashboard.Panel) -> Iterator[str]:
+    for query in panel.queries:
+        yield from sorted(name.removesuffix("_bucket") for name in expected.names(query.expr))
+
+
 def alert_times() -> str:
     """When each fires in the recorded runs, scraped and evaluated as often as that."""
     head = ["Run", "Engine", "Alert", *(f"every {every} s" for every in expected.INTERVALS)]
@@ -578,6 +593,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "endpoints": endpoints,
     "alerts": alerts,
     "alert_times": alert_times,
+    "panels": panels,
     "kubernetes": kubernetes,
     "metrics": metrics,
     "untold_fields": untold_fields,

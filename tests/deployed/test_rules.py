@@ -50,6 +50,16 @@ def test_every_runbook_belongs_to_an_alert_and_is_listed() -> None:
     assert all(f"(runbooks/{Path(page).name})" in listed for page in pages)
 
 
+def test_what_a_runbook_names_in_quotes_is_a_panel() -> None:
+    """What begins with a small letter is a line of the log."""
+    titles = [panel.title for row in dashboard.ROWS for panel in row.panels]
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "runbooks").glob("*.md")]
+    looks = [page.partition("## Look at")[2].partition("\n## ")[0] for page in pages]
+    named = {" ".join(name.split()) for look in looks for name in re.findall(r'"([A-Z][^"]*)"', look)}
+    assert len(named) > 10
+    assert [name for name in named if not any(title.startswith(name) for title in titles)] == []
+
+
 # --- what they read --------------------------------------------------------------------------------------------------
 
 
