@@ -183,7 +183,7 @@ TABLES: Final = (
 )
 
 
-def configured(pipeline: BoundedPipeline) -> Iterator[tuple[Metric, Mapping[str, str], float]]:
+def configured(pipeline: BoundedPipeline) -> Iterator[tuple[Metric, dict[str, str], float]]:
     """What never changes of a lane: metrics with their labels, beside `pipeline`, and their values."""
     settings, asked = pipeline._settings, pipeline._configuration
     about = {
