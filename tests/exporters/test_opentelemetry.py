@@ -353,4 +353,6 @@ def test_a_sampler_or_a_processor_that_raises_harms_no_generation(
     with Simulation(model=MODEL) as sim, sdk.instrument(sim.pipeline):
         assert sim.pipeline.generate("hello", max_new_tokens=3).completion_tokens == 3
         assert sdk.spans(sim) == []
+        (duration,) = sdk.metrics()["gen_ai.server.request.duration"]
+        assert duration.count == 1
     assert re.search("work beside the driver failed.*a sampler", caplog.text, re.DOTALL)

@@ -305,7 +305,16 @@ def test_a_bug_in_what_one_tells_takes_no_other_metrics_with_it(
     assert "the metrics of pipeline 'one' could not be made" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["", "x" * 300, 7, None])
+def test_a_fork_tells_nothing_of_its_parent_s_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent tells it already, under the same name: a server's workers would have it closed, and counted twice."""
+    with lane() as (pipeline, _):
+        assert sample(scraped(it=pipeline)[1], "live") == 1.0
+        monkeypatch.setattr(pipeline._driver, "foreign", "this pipeline lives in another process")
+        assert scraped(it=pipeline)[1] == {}
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, 7, None, "gpu-\udc80"])
 def test_a_name_that_is_none_is_refused(name: Any) -> None:
     with lane() as (pipeline, _), pytest.raises(ValueError, match="name of a pipeline"):
         PipelineCollector().add(name, pipeline)

@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import fields, fields_dict, frozen
 
+from boundedgen._arguments import plain_str, short
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._engine._versions import installed, versions
 from boundedgen._fields import remarks
@@ -15,6 +16,20 @@ from boundedgen._pipeline import BoundedPipeline
 from boundedgen._stats import Health, PoolStats, ReclaimStats, SchedulerStats, TimeStats
 
 PREFIX: Final = "boundedgen_"
+NAME_MOST: Final = 256  #: characters of a pipeline's name
+
+
+def checked(name: object, what: str) -> str:
+    """Of a pipeline, plain. With a lone surrogate it could not be written, nor all that is told together with it."""
+    plain = plain_str(name) if isinstance(name, str) else ""
+    if not 0 < len(plain) <= NAME_MOST or plain != readable(plain):
+        raise ValueError(f"{what} must be a str of 1 to {NAME_MOST} characters (no lone surrogate), not {short(name)}")
+    return plain
+
+
+def readable(text: str) -> str:
+    """As UTF-8 can have it: the name of a file may be no text."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @frozen
@@ -190,8 +205,8 @@ def configured(pipeline: BoundedPipeline) -> Iterator[tuple[Metric, dict[str, st
         "boundedgen": versions()["boundedgen"],
         "openvino": installed("openvino"),
         "openvino_genai": versions()["openvino-genai"],
-        "model": PurePath(asked.get("models_path", "")).name,
-        "device": asked.get("device", ""),
+        "model": readable(PurePath(asked.get("models_path", "")).name),
+        "device": readable(asked.get("device", "")),
         "admission": settings.admission.policy,
         "resume": settings.restart.resume,
     }

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import final
 
-from boundedgen._arguments import kind_of, plain_str, short
+from boundedgen._arguments import kind_of
 from boundedgen._flow import Ending, Flow
 from boundedgen._following import Tell
 from boundedgen._pipeline import BoundedPipeline
@@ -26,11 +26,11 @@ except ImportError as missing:
     ) from missing
 
 from boundedgen.exporters._instruments import Lane, Measures
+from boundedgen.exporters._metrics import checked, readable
 from boundedgen.exporters._spans import Spans, request_attributes
 
 __all__ = ["Instrumentation", "instrument"]
 
-NAME_MOST = 256  #: characters of a pipeline's name
 PATIENCE = 1.0  #: seconds that `close` waits for what is on its way to the SDK
 _W3C = TraceContextTextMapPropagator()
 
@@ -52,12 +52,9 @@ def instrument(
     """
     if not isinstance(pipeline, BoundedPipeline):
         raise TypeError(f"pipeline must be a BoundedPipeline, not {kind_of(pipeline)}")
-    model = pipeline._driver.journal.model
-    if name is None:
-        name = model or "pipeline"
-    if not isinstance(name, str) or not 0 < len(plain_str(name)) <= NAME_MOST:
-        raise ValueError(f"name must be a str of 1 to {NAME_MOST} characters, not {short(name)}")
-    return Instrumentation(pipeline, plain_str(name), model, tracer_provider, meter_provider)
+    model = readable(pipeline._driver.journal.model)
+    name = checked(model or "pipeline" if name is None else name, "name")
+    return Instrumentation(pipeline, name, model, tracer_provider, meter_provider)
 
 
 @final
@@ -118,8 +115,11 @@ class Instrumentation:
         epoch = time.time_ns() - round((flow.now() - submitted) * 1e9)  # of wall time, which may be set meanwhile
 
         def tell(ending: Ending) -> None:
-            within = spans.tell(ending, context, attributes, lambda at: epoch + round((at - submitted) * 1e9))
-            measures.tell(ending, attributes, within)
+            within = context
+            try:
+                within = spans.tell(ending, context, attributes, lambda at: epoch + round((at - submitted) * 1e9))
+            finally:  # of the SDK's spans: what fails there is no matter of its metrics
+                measures.tell(ending, attributes, within)
 
         return tell
 

@@ -10,9 +10,9 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Final, final
+from typing import Any, final
 
-from boundedgen._arguments import kind_of, plain_str, short
+from boundedgen._arguments import kind_of
 from boundedgen._pipeline import BoundedPipeline
 from boundedgen._stats import PLACES, ReclaimStats, TimeHistogram
 from boundedgen.exporters import _metrics as table
@@ -29,8 +29,6 @@ except ImportError as missing:
 __all__ = ["PipelineCollector"]
 
 logger = logging.getLogger(__name__)
-
-NAME_MOST: Final = 256  #: characters of a pipeline's name
 
 
 @final
@@ -51,11 +49,10 @@ class PipelineCollector(Collector):
 
     def add(self, name: str, pipeline: BoundedPipeline) -> None:
         """From now on it is told of, under `name`, and no longer any other that had this name."""
-        if not isinstance(name, str) or not 0 < len(plain_str(name)) <= NAME_MOST:
-            raise ValueError(f"the name of a pipeline must be a str of 1 to {NAME_MOST} characters, not {short(name)}")
+        plain = table.checked(name, "the name of a pipeline")
         if not isinstance(pipeline, BoundedPipeline):
             raise TypeError(f"pipeline must be a BoundedPipeline, not {kind_of(pipeline)}")
-        self._lanes[plain_str(name)] = _Lane(plain_str(name), pipeline)
+        self._lanes[plain] = _Lane(plain, pipeline)
 
     def remove(self, name: str) -> None:
         """No longer. Nothing happens if there is none of this name."""
@@ -105,7 +102,7 @@ class _Lane:
 
     def samples(self) -> Iterator[_Sample]:
         pipeline = self._pipeline()
-        if pipeline is None:
+        if pipeline is None or pipeline._driver.foreign:  # in a fork, which would tell what its parent tells
             return
         stats, health = pipeline.stats(), pipeline.health()
         yield from self._constant
