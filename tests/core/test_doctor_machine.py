@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import select
+import signal
+import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -233,6 +238,29 @@ def test_a_driver_that_crashes_or_hangs_whoever_asks_is_a_finding(code: str, sai
     survey = surveyed([sys.executable, "-c", begin + code], 1.0 if "sleep" in code else 30.0)
     assert len(survey.parts) == 2
     assert said in survey.failed["devices"]
+
+
+def test_a_driver_that_hangs_is_not_left_behind_by_a_doctor_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    hangs = f"import os, time; print(os.getpid(), file=open({str(told)!r}, 'w'), flush=True); time.sleep(60)"
+    (tmp_path / "openvino_genai.py").write_text(hangs)
+    code = "import sys; sys.path.insert(0, sys.argv[1])\nfrom boundedgen._doctor import _machine; _machine.surveyed()"
+    doctor = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        until = time.monotonic() + 10.0
+        while not (told.exists() and told.read_text().endswith("\n")):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        hanging = os.pidfd_open(int(told.read_text()))
+    finally:
+        doctor.kill()
+        doctor.wait(10.0)
+    try:
+        assert select.select([hanging], [], [], 5.0)[0], "it lives on"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(hanging, signal.SIGKILL)
+        os.close(hanging)
 
 
 def test_a_survey_that_cannot_be_started_is_a_finding() -> None:

@@ -227,7 +227,7 @@ def _temp() -> Place:
 
 def surveyed(command: Sequence[str] | None = None, within: float = SURVEY_S) -> Survey:
     """What a process of its own tells of the devices. One that crashes or hangs has told what came before."""
-    command = command or _start.command(_SURVEY)
+    command = command or _start.command(_SURVEY, os.getpid())
     try:
         done = subprocess.run(
             command, env=_start.environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=within

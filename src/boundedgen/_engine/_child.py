@@ -9,7 +9,6 @@ end of the command pipe ends the process.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -28,6 +27,7 @@ from boundedgen._engine._frames import WireError
 from boundedgen._engine._guard import Guard
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Workload
+from boundedgen._engine._parent import die_with
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
 from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
@@ -40,7 +40,6 @@ _REST = 1 << 18  #: bytes of a report that are not one result: its numbers, a ta
 HAND_OVER = 0.002  #: seconds that a step may be put off for somebody who is on the way in
 HAND_OVER_SHARE = 0.05  #: of the last step, at most; below a millisecond it is not worth it
 HELD_EVERY = 64  #: steps between two tables of what is held
-_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"500"
 
 
@@ -291,10 +290,8 @@ class Loop:
 
 
 def tie_to(parent: int) -> None:
-    """From here on this process does not outlive `parent`, whatever either of them is doing."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
+    """Before all else: it ends with its parent, not by Ctrl-C, and says where it crashed."""
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(file=2)
     _offer_to_the_oom_killer()

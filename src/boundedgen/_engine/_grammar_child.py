@@ -8,13 +8,11 @@ for one token, which compiles the grammar just as the engine does. One JSON obje
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import queue
 import re
 import resource
-import signal
 import socket
 import sys
 import tempfile
@@ -22,7 +20,8 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-_PR_SET_PDEATHSIG: Final = 1
+from boundedgen._engine._parent import die_with
+
 #: Address space on top of what the process has after its start. Ordinary grammars take less than 0.5 GB of it.
 _MEMORY: Final = 2 << 30
 #: Half of what a main thread has: what compiles here does not overflow the engine's stack.
@@ -35,9 +34,7 @@ _NO_TEXT: Final = "it allows no first token, so no text matches it (left recursi
 def main() -> None:
     """Serve until the other end closes or the parent is gone."""
     parent, fd = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    die_with(parent)
     _lower_ourselves()
     link = socket.socket(fileno=fd)
     lines = link.makefile("r", encoding="utf-8", newline="\n")

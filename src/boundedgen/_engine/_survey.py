@@ -1,4 +1,4 @@
-"""What OpenVINO and OpenCL know of this machine's devices: `python -m boundedgen._engine._survey`.
+"""What OpenVINO and OpenCL know of this machine's devices: `python -m boundedgen._engine._survey PARENT`.
 
 In a process of its own: what is looked at here are shared libraries of drivers, which can crash or hang whoever loads
 them. One JSON object a line, as soon as it is known, so that what came before a crash is not lost.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from boundedgen._engine._devices import gpu_parts
+from boundedgen._engine._parent import die_with
 
 #: The properties that a device may have, by the names that are told.
 _PROPERTIES: Final = {
@@ -91,5 +93,6 @@ def _told(cl: ctypes.CDLL, device: ctypes.c_void_p, what: int) -> str:
 
 
 if __name__ == "__main__":
+    die_with(int(sys.argv[1]))  # a driver may hang for ever
     for name, found in survey():
         print(json.dumps([name, found]), flush=True)
