@@ -298,6 +298,9 @@ def test_a_sequence_is_no_longer_than_the_model_was_made_for(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 100000}}')
     assert asked(str(tmp_path)).tokens == USUAL_TOKENS
     assert asked(str(tmp_path), tokens=100_000).tokens == 100_000
+    for garbage in ('{"max_position_embeddings": 1e999}', '{"max_position_embeddings": [7]}', "[" * 100_000, "[7]"):
+        (tmp_path / "config.json").write_text(garbage)
+        assert asked(str(tmp_path)).tokens == USUAL_TOKENS
 
 
 # --- how it is shown -------------------------------------------------------------------------------------------------
