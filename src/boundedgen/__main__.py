@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,10 +47,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError) as error:
         print(f"boundedgen doctor: {error}", file=sys.stderr)
         return CALLED_WRONGLY
-    try:
-        report = examination(patient, tell=say)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    report = examination(patient, tell=say)
     show(json.dumps(as_json(report), indent=2, allow_nan=False) + "\n" if arguments.json else page(report))
     return report.status
 
@@ -61,8 +59,16 @@ def say(what: str) -> None:
 
 
 def show(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    """To whoever reads it, if anybody does (`>&-`) and has not had enough (`| head`): the exit status says it too."""
+    out = sys.stdout
+    if out is None:
+        return
+    encoding = out.encoding or "utf-8"
+    try:
+        out.write(text.encode(encoding, "replace").decode(encoding))
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # for what Python still writes at its end
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,7 +99,10 @@ def add_doctor(one: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    return int(arguments.run(arguments))
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":
