@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from boundedgen.__main__ import main
-from boundedgen._top import _lanes
+from boundedgen._top import _lanes, _terminal
 from boundedgen._top._lanes import Lane, NoAnswerError, Watch, ask
 from boundedgen.testing import Simulation
 
@@ -217,6 +218,20 @@ def test_without_rich_it_says_what_to_install_and_the_rest_works() -> None:
     assert (ended.returncode, ended.stdout) == (2, b"")
     assert ended.stderr == b"boundedgen top needs rich: pip install 'boundedgen[top]'\n"
     assert run(f"{code}main(['incident', 'nowhere'])").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_presses_ctrl_c_again_does_not_interrupt_what_gives_the_terminal_back(number: int) -> None:
+    before, given_back = signal.getsignal(number), False
+    with contextlib.suppress(KeyboardInterrupt), _terminal._told_to_end():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGINT)
+            given_back = True
+    assert given_back
+    assert signal.getsignal(number) is before
 
 
 def test_a_terminal_that_knows_ascii_only_gets_that(tmp_path: Path) -> None:

@@ -157,12 +157,20 @@ class _Keys:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is given back; Ctrl-Z would not give it back."""
+    """SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is given back; Ctrl-Z would not give it back.
+
+    Once: the next one would come while it is given back.
+    """
+    told = False
 
     def interrupt(number: int, at: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal told
+        if not told:
+            told = True
+            raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in ends}
     before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield
