@@ -36,7 +36,7 @@ NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "m
 PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors")
 LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
-     "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion"),
+     "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion", "boundedgen._output"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
      "boundedgen._aside", "boundedgen._retrying", "boundedgen._returning",

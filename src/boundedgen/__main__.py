@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from boundedgen._blackbox._report import NoIncidentError, listing, report
+from boundedgen._output import show
 from boundedgen._top._command import add_top
 from boundedgen._top._command import top as live
 
@@ -56,19 +56,6 @@ def say(what: str) -> None:
     """For a person who waits."""
     if sys.stderr.isatty():
         print(f"{what} ...", file=sys.stderr)
-
-
-def show(text: str) -> None:
-    """To whoever reads it, if anybody does (`>&-`) and has not had enough (`| head`): the exit status says it too."""
-    out = sys.stdout
-    if out is None:
-        return
-    encoding = out.encoding or "utf-8"
-    try:
-        out.write(text.encode(encoding, "replace").decode(encoding))
-        out.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # for what Python still writes at its end
 
 
 def parser() -> argparse.ArgumentParser:

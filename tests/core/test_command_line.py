@@ -9,7 +9,7 @@ import pytest
 from boundedgen import __main__ as command_line
 from boundedgen._top import _command
 
-SHOW = "import sys; from boundedgen.__main__ import show; show('x' * 200_000); sys.exit(7)"
+SHOW = "import sys; from boundedgen._output import show; show('x' * 200_000); sys.exit(7)"
 
 
 def test_whoever_has_read_enough_gets_the_exit_status_and_no_traceback() -> None:

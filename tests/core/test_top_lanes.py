@@ -193,6 +193,20 @@ def test_once_prints_a_frame_and_its_status_is_for_scripts(tmp_path: Path, capfd
     assert main(["top", "--once", path]) == 2
 
 
+@pytest.mark.parametrize("more", [["--once"], ["--every", "0.1"]])
+def test_whoever_has_read_enough_ends_it_with_the_status_of_the_lanes(tmp_path: Path, more: list[str]) -> None:
+    """`top --once LANE | grep -q READY`, in a script with pipefail."""
+    path = str(tmp_path / "lane.sock")
+    with Simulation() as sim, sim.pipeline.serve_stats(path):
+        command = [sys.executable, "-W", "error", "-m", "boundedgen", "top", path, *more]
+        shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert shown.stdout is not None
+        assert shown.stderr is not None
+        shown.stdout.close()
+        with shown.stderr as said:
+            assert (said.read(), shown.wait(30.0)) == (b"", 0)
+
+
 def test_a_lane_that_is_not_ready_is_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sim = Simulation()
     with sim.pipeline.serve_stats(tmp_path / "lane.sock"):

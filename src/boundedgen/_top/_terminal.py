@@ -18,6 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from boundedgen._output import show
 from boundedgen._top._lanes import PATIENCE, Lane, Watch
 from boundedgen._top._reading import Seen, exit_status
 from boundedgen._top._view import Look, frame, page
@@ -55,9 +56,7 @@ def live(addresses: list[str], every: float) -> int:
             if console.is_terminal and not console.is_dumb_terminal:
                 _show(console, lanes)
             else:
-                while True:
-                    _print(console, [lane.seen() for lane in lanes])
-                    console.print()
+                while _print(console, [lane.seen() for lane in lanes], "\n"):
                     time.sleep(every)
     finally:
         watch.close()
@@ -68,9 +67,12 @@ def _console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def _print(console: Console, seen: list[Seen]) -> None:
-    for line in _encodable(page(seen, Look(width=console.width, clock=_clock())), console):
-        console.print(line, no_wrap=True, crop=False)
+def _print(console: Console, seen: list[Seen], end: str = "") -> bool:
+    """False: nobody reads it."""
+    with console.capture() as printed:
+        for line in _encodable(page(seen, Look(width=console.width, clock=_clock())), console):
+            console.print(line, no_wrap=True, crop=False)
+    return show(printed.get() + end)
 
 
 def _encodable(lines: list[Text], console: Console) -> list[Text]:
