@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from typing import final
 
 from boundedgen import _forks
@@ -14,6 +17,7 @@ from boundedgen._arguments import kind_of, plain_str, short
 from boundedgen._descriptors import above_stdio
 
 BYTES_MOST = 107  #: of a path: Linux has room for 108, of which one ends it
+ALONE = 0.5  #: seconds that it waits for others which make a socket in the same folder
 WAITING_MOST = 128  #: connections that wait to be accepted; more are refused by the system
 STATS_KIND = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 
@@ -40,10 +44,11 @@ class Listener:
             self.socket = _made()
             undo.callback(self.socket.close)
             os.fchmod(self.socket.fileno(), 0o600)  # what `bind` makes has these rights at once, less the umask's
-            self._bind()
-            self._identity = _identity(path)
-            undo.callback(self.remove)
-            self.socket.listen(WAITING_MOST)
+            with _alone_in(os.path.dirname(path)):
+                self._bind()
+                self._identity = _identity(path)
+                undo.callback(self.remove)
+                self.socket.listen(WAITING_MOST)
             undo.pop_all()
         _forks.watch(self)
 
@@ -114,6 +119,34 @@ def _made() -> socket.socket:
         return made
     made.detach()
     return socket.socket(fileno=high)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """While a socket is made there: one that does not listen yet is dead to whoever comes meanwhile, and removed.
+
+    Where the folder cannot be locked, or others hold it for long, it is made all the same.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield
+        return
+    try:
+        until = time.monotonic() + ALONE
+        while not _locked(fd) and time.monotonic() < until:
+            time.sleep(0.001)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno != errno.EWOULDBLOCK  # else there are no locks on this file system
+    return True
 
 
 def _identity(path: str) -> Identity | None:
