@@ -48,11 +48,15 @@ class Listener:
     def fed(self) -> int:
         return self.lines().count("WATCHDOG=1")
 
-    def hears(self, *lines: str) -> None:
-        """All that is told, but for the watchdog, becomes exactly this."""
+    def hears(self, *lines: str, but: str | None = None) -> None:
+        """All that is told, but for the watchdog and lines with `but` in them, becomes exactly this."""
+
+        def told() -> list[str]:
+            return [line for line in self.news() if but is None or but not in line]
+
         with contextlib.suppress(AssertionError):
-            until(lambda: len(self.news()) >= len(lines), 10)
-        assert self.news() == list(lines)
+            until(lambda: len(told()) >= len(lines), 10)
+        assert told() == list(lines)
 
     def close(self) -> None:
         self._socket.close()
@@ -190,11 +194,12 @@ def test_a_recycling_that_is_due_is_told_once_however_long_it_is_put_off(
         engine.stay()
         heard.hears("READY=1", "STATUS=ready")
         due = "STATUS=ready: recycling: older than 100 s (Limits.engine_age)"
+        late = "the driver is more than"  # it is, from the skip until it wakes, if somebody looks
         for seconds in (101, 5):
             engine.clock.skip(seconds)
-            heard.hears("READY=1", "STATUS=ready", due)
+            heard.hears("READY=1", "STATUS=ready", due, but=late)
             time.sleep(0.1)
-        heard.hears("READY=1", "STATUS=ready", due)
+        heard.hears("READY=1", "STATUS=ready", due, but=late)
         generation.cancel()
 
 
