@@ -249,14 +249,14 @@ def steps_of(record: Record) -> tuple[Step, ...]:
 
 @final
 class NoText:
-    """A tokenizer for whoever only counts tokens."""
+    """A tokenizer for whoever only counts tokens: prompts are ids, and what comes back is no text."""
 
     @property
     def vocab_size(self) -> int | None:
         return None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        raise NotImplementedError
+        raise TypeError("prompts of the doctor are token ids")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -268,4 +268,4 @@ class NoText:
         tools: Sequence[Mapping[str, Any]] | None,
         context: Mapping[str, Any] | None,
     ) -> str:
-        raise NotImplementedError
+        raise TypeError("prompts of the doctor are token ids")
