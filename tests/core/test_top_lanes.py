@@ -149,8 +149,10 @@ def test_a_lane_that_stops_answering_keeps_what_it_said_and_since_when(tmp_path:
             assert (first.problem, first.name, first.before_s) == ("", "gpu-0", 0.0)
             assert first.lately("finished_total") == {}
             sim.pipeline.generate("x", max_new_tokens=3)
-            time.sleep(0.01)
-            lane.ask()
+            end = time.monotonic() + 10
+            while not lane.seen().lately("finished_total"):  # what was made a moment before is told once more
+                assert time.monotonic() < end
+                lane.ask()
             assert lane.seen().lately("finished_total") == {"length": 1}
         lane.ask()
         gone = lane.seen()

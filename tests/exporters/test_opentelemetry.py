@@ -189,7 +189,9 @@ def test_what_the_next_engine_goes_on_with_is_one_span_that_names_both(sdk: Sdk)
     assert seconds(span)["end"] == pytest.approx(answer.total_s)
 
 
-def test_all_of_many_are_spans_and_a_probe_and_what_is_refused_are_none(sdk: Sdk) -> None:
+def test_all_of_many_are_spans_and_a_probe_and_what_is_refused_are_none(
+    sdk: Sdk, caplog: pytest.LogCaptureFixture
+) -> None:
     with Simulation(model=MODEL) as sim, sdk.instrument(sim.pipeline):
         with sdk.tracer.start_as_current_span("request") as server:
             sim.pipeline.generate_many(["hello", "you", "there"], max_new_tokens=2)
@@ -201,6 +203,7 @@ def test_all_of_many_are_spans_and_a_probe_and_what_is_refused_are_none(sdk: Sdk
         sim.advance(10)
         spans = sdk.spans(sim)
     assert len(spans) == 3
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "nor has a follower failed"
     assert {span.parent.span_id for span in spans if span.parent} == {server.get_span_context().span_id}
 
 
