@@ -214,7 +214,10 @@ def died() -> int:
         '{"server": 7, "engine": null}',
         '{"server": {"pid": -1, "started": 0}}',
         json.dumps({"server": {"pid": 1, "started": 12345}}),  # there is a process 1, but it is another one
-        json.dumps({"server": {"pid": died(), "started": 12345}, "engine": {"pid": died(), "started": 0}}),
+        pytest.param(
+            json.dumps({"server": {"pid": died(), "started": 12345}, "engine": {"pid": died(), "started": 0}}),
+            id="died",
+        ),
         "[" * 4096,
     ],
 )
