@@ -30,6 +30,8 @@ PART = "scale"
 PROMPT = [5, 6, 7, 8]
 WINDOW = 1.0  #: seconds
 STATS = 500  #: calls
+AT_ONCE = 20  #: of the crowd
+PATIENCE = 60.0  #: seconds until all of it waits, and until none does
 MIB = 1 << 20
 
 
@@ -47,17 +49,21 @@ class Lane:
         )
 
     async def client(self, number: int) -> None:
-        prompt = self._work.prompts(0)[number]
+        """Each has another length: if all ended in one step, there would be room for one of the crowd."""
+        work = self._work
+        prompt, new = work.prompts(0)[number], work.new - number * work.new // (2 * work.sequences)
         while True:
-            await self.pipeline.submit(prompt, max_new_tokens=self._work.new, ignore_eos=True, priority=10)
+            await self.pipeline.submit(prompt, max_new_tokens=new, ignore_eos=True, priority=10)
 
-    def crowd(self) -> tuple[list[b.Lease], list[b.Generation]]:
+    async def crowd(self) -> tuple[list[b.Lease], list[b.Generation]]:
         leases = [self.pipeline.lease(f"owner {n}", ttl=600.0) for n in range(self._leases)]
         whole = 32 * (self._work.scheduler()["num_kv_blocks"] - 1) - len(PROMPT)
-        return leases, [
-            self.pipeline.submit(PROMPT, max_new_tokens=whole, lease=leases[n % len(leases)])
-            for n in range(self._crowd)
-        ]
+        held = []
+        for n in range(self._crowd):
+            held.append(self.pipeline.submit(PROMPT, max_new_tokens=whole, lease=leases[n % len(leases)]))
+            if n % AT_ONCE == 0:  # the clients are to go on meanwhile
+                await asyncio.sleep(0)
+        return leases, held
 
     async def rate(self, seconds: float) -> float:
         """Steps a second."""
@@ -66,8 +72,9 @@ class Lane:
         return (self.pipeline.stats().steps_total - before) / (time.monotonic() - began)
 
     async def until_waiting(self, least: int, most: int) -> None:
-        while not least <= self.pipeline.stats().waiting <= most:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):  # one of the crowd may have got in after all
+            while not least <= self.pipeline.stats().waiting <= most:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 @define
@@ -95,7 +102,7 @@ async def beside_a_crowd(lane: Lane, sequences: int, crowd: int, cycles: int, wi
         found.stats["serving"] = stats_us(lane.pipeline)
         for _ in range(cycles):
             found.alone.append(await lane.rate(window))
-            leases, generations = lane.crowd()
+            leases, generations = await lane.crowd()
             await lane.until_waiting(crowd, crowd + sequences)
             found.crowded += [await lane.rate(window), await lane.rate(window)]
             found.stats["crowded"] = stats_us(lane.pipeline)
