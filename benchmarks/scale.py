@@ -30,8 +30,8 @@ PART = "scale"
 PROMPT = [5, 6, 7, 8]
 WINDOW = 1.0  #: seconds
 STATS = 500  #: calls
-AT_ONCE = 20  #: of the crowd
-PATIENCE = 60.0  #: seconds until all of it waits, and until none does
+RESIDENT = 40_000  #: tokens of the one that is there all the time
+PATIENCE = 60.0  #: seconds until all of the crowd waits, and until none does
 MIB = 1 << 20
 
 
@@ -43,27 +43,29 @@ class Lane:
 
     def __init__(self, work: Workload, crowd: int, leases: int) -> None:
         self._work, self._crowd, self._leases = work, crowd, leases
-        limits = b.Limits(running_max=work.sequences, waiting_max=crowd + 100, leases_max=leases + 100)
-        self.pipeline = b.BoundedPipeline(
-            work.model, work.scheduler(), "CPU", limits=limits, admission=b.Admission(margin=None, ageing=1e9)
-        )
+        scheduler = work.scheduler()
+        self._blocks = scheduler["num_kv_blocks"] + RESIDENT // 32 + 1
+        scheduler |= {"num_kv_blocks": self._blocks, "max_num_seqs": work.sequences + 1}
+        limits = b.Limits(running_max=work.sequences + 1, waiting_max=crowd + 100, leases_max=leases + 100)
+        admission = b.Admission(margin=None, ageing=1e9)
+        self.pipeline = b.BoundedPipeline(work.model, scheduler, "CPU", limits=limits, admission=admission)
 
     async def client(self, number: int) -> None:
-        """Each has another length: if all ended in one step, there would be room for one of the crowd."""
-        work = self._work
-        prompt, new = work.prompts(0)[number], work.new - number * work.new // (2 * work.sequences)
+        prompt = self._work.prompts(0)[number]
         while True:
-            await self.pipeline.submit(prompt, max_new_tokens=new, ignore_eos=True, priority=10)
+            await self.pipeline.submit(prompt, max_new_tokens=self._work.new, ignore_eos=True, priority=10)
 
-    async def crowd(self) -> tuple[list[b.Lease], list[b.Generation]]:
+    def resident(self) -> b.Generation:
+        """It is there all the time: all clients may end in one step, and there would be room for one of the crowd."""
+        return self.pipeline.submit(PROMPT, max_new_tokens=RESIDENT, ignore_eos=True, priority=20)
+
+    def crowd(self) -> tuple[list[b.Lease], list[b.Generation]]:
         leases = [self.pipeline.lease(f"owner {n}", ttl=600.0) for n in range(self._leases)]
-        whole = 32 * (self._work.scheduler()["num_kv_blocks"] - 1) - len(PROMPT)
-        held = []
-        for n in range(self._crowd):
-            held.append(self.pipeline.submit(PROMPT, max_new_tokens=whole, lease=leases[n % len(leases)]))
-            if n % AT_ONCE == 0:  # the clients are to go on meanwhile
-                await asyncio.sleep(0)
-        return leases, held
+        whole = 32 * (self._blocks - 1) - len(PROMPT)
+        return leases, [
+            self.pipeline.submit(PROMPT, max_new_tokens=whole, lease=leases[n % len(leases)])
+            for n in range(self._crowd)
+        ]
 
     async def rate(self, seconds: float) -> float:
         """Steps a second."""
@@ -72,7 +74,7 @@ class Lane:
         return (self.pipeline.stats().steps_total - before) / (time.monotonic() - began)
 
     async def until_waiting(self, least: int, most: int) -> None:
-        async with asyncio.timeout(PATIENCE):  # one of the crowd may have got in after all
+        async with asyncio.timeout(PATIENCE):
             while not least <= self.pipeline.stats().waiting <= most:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -101,8 +103,9 @@ async def beside_a_crowd(lane: Lane, sequences: int, crowd: int, cycles: int, wi
         await asyncio.sleep(window)
         found.stats["serving"] = stats_us(lane.pipeline)
         for _ in range(cycles):
+            resident = lane.resident()
             found.alone.append(await lane.rate(window))
-            leases, generations = await lane.crowd()
+            leases, generations = lane.crowd()
             await lane.until_waiting(crowd, crowd + sequences)
             found.crowded += [await lane.rate(window), await lane.rate(window)]
             found.stats["crowded"] = stats_us(lane.pipeline)
@@ -111,6 +114,8 @@ async def beside_a_crowd(lane: Lane, sequences: int, crowd: int, cycles: int, wi
             await lane.until_waiting(0, sequences)
             del generations
             found.alone.append(await lane.rate(window))
+            assert resident.finish_reason is None, "it was to be there all the time"
+            resident.cancel()
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
