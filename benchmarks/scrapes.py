@@ -3,8 +3,8 @@
     python benchmarks/scrapes.py [--rounds 20] [--rate 1000] [--models small SmolLM2] [--short] [--json FILE]
 
 A thread of the server's process calls `stats()`, or makes all metrics (`collect()`), or the whole page of text that
-Prometheus gets, so many times a second. The last two cannot come as often on every machine: the notes say how often
-they did, and what one took.
+Prometheus gets, so many times a second; or it does nothing, which shows what waking up so often costs. Pages cannot
+come as often on every machine: the notes say how often they did, and what one took.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def ways(pipeline: boundedgen.BoundedPipeline) -> dict[str, Callable[[], object]
     registry, collector = CollectorRegistry(), PipelineCollector({"it": pipeline})
     registry.register(collector)
     return {
+        "nothing": lambda: None,
         "stats()": pipeline.stats,
         "collect()": lambda: deque(collector.collect(), maxlen=0),
         "/metrics": lambda: generate_latest(registry),

@@ -6,6 +6,7 @@ from core.test_driver_ends import break_the_governor
 
 import boundedgen as b
 from boundedgen._core import _events as ev
+from boundedgen.testing import Simulation
 
 
 def test_a_finish_wins_over_a_cancel_of_the_same_wake() -> None:
@@ -16,6 +17,45 @@ def test_a_finish_wins_over_a_cancel_of_the_same_wake() -> None:
             generation.cancel()
             engine.finish("stop")
         assert generation.result(20).text == "a"
+
+
+def test_what_thousands_ask_for_at_once_is_done_bit_by_bit_and_all_of_it() -> None:
+    """Between two bits the driver looks at deadlines and at the engine."""
+    with Simulation(limits=b.Limits(running_max=1, waiting_max=5000)) as sim:
+        driver, left = sim.pipeline._driver, list[int]()
+        generations = [sim.pipeline.submit("x", max_new_tokens=8) for _ in range(3000)]
+        sim.advance(0)
+        turn = driver.turn
+
+        def counted(silent: bool = False) -> float | None:
+            until = turn(silent)
+            left.append(len(driver._commands))
+            return until
+
+        driver.turn = counted  # type: ignore[method-assign]
+        for generation in generations:
+            generation.cancel()
+        sim.advance(0)
+        assert left[:15] == list(range(2800, -1, -200))
+        assert sim.pipeline.stats().finished_total["cancelled"] == 3000
+
+
+def test_a_renewal_behind_thousands_of_commands_comes_before_the_end_of_its_lease() -> None:
+    with lane(limits=b.Limits(running_max=1, waiting_max=2000, progress=1e6, ack=1e6, reclaim=1e6)) as (
+        pipeline,
+        engine,
+    ):
+        lease = pipeline.lease("owner", ttl=100)
+        generations = [pipeline.submit("x", max_new_tokens=8) for _ in range(1001)]
+        with held_up(engine):
+            engine.clock.skip(60)
+            for generation in generations[1:]:
+                generation.cancel()
+            lease.renew()
+            engine.clock.skip(60)  # the ttl that was granted is over, the renewed one is not
+        until(lambda: pipeline.stats().finished_total["cancelled"] == 1000)
+        assert lease.live
+        assert pipeline.stats().leases_total["expired"] == 0
 
 
 def test_the_driver_wakes_when_text_will_have_been_unread_for_too_long() -> None:
