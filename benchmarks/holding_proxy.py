@@ -88,7 +88,7 @@ async def holding_proxy(upstream: tuple[str, int], hold: float) -> AsyncIterator
 
 #: Whole answers only: until there is one nothing comes to be read, and `proxy_read_timeout` is how long it holds on.
 NGINX = """
-daemon off; master_process off; worker_processes 1; pid {folder}/pid; error_log stderr error;
+daemon off; master_process off; worker_processes 1; pid {folder}/pid; error_log stderr crit;
 events {{ worker_connections 512; }}
 http {{
     access_log off;
@@ -99,7 +99,7 @@ http {{
         location / {{
             proxy_pass http://{upstream};
             proxy_ignore_client_abort on;
-            proxy_read_timeout {hold:.0f}s;
+            proxy_read_timeout {hold:.0f}ms;
             proxy_next_upstream off;
         }}
     }}
@@ -130,7 +130,7 @@ async def nginx_proxy(upstream: tuple[str, int], hold: float) -> AsyncIterator[i
 
 
 def _configure(folder: Path, port: int, upstream: tuple[str, int], hold: float) -> None:
-    told = NGINX.format(folder=folder, port=port, upstream=":".join(map(str, upstream)), hold=hold)
+    told = NGINX.format(folder=folder, port=port, upstream=":".join(map(str, upstream)), hold=1000 * hold)
     (folder / "nginx.conf").write_text(told)
 
 

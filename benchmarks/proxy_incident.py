@@ -194,7 +194,7 @@ async def _lane(plan: Plan) -> AsyncIterator[Server]:
 async def _proxy(plan: Plan, server: Server) -> AsyncIterator[tuple[int, Callable[[], int]]]:
     """Its port, and how much it has read for nobody."""
     if plan.proxy == "nginx":
-        async with nginx_proxy(server.address, plan.hold) as port:
+        async with nginx_proxy(server.address, plan.before + plan.hold) as port:  # it counts from the request
             yield port, lambda: 0
     else:
         async with holding_proxy(server.address, plan.hold) as (proxy, port):
@@ -260,7 +260,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def short(proxy: str) -> Plan:
     """On the small model, whose steps take a millisecond."""
-    return Plan(small(), 16_000, hold=3.0, ttl=0.5, proxy=proxy, before=1.5, after=2.5)
+    return Plan(small(), 16_000, hold=2.0, ttl=0.4, proxy=proxy, before=1.2, after=2.3)
 
 
 def main() -> int:
