@@ -240,7 +240,7 @@ def most(plan: Plan, row: dict[str, float]) -> float:
 def complaints(plan: Plan, told: dict[str, Told]) -> list[str]:
     without, with_leases = figures_of(told[WITHOUT]), figures_of(told[WITH])
     found = []
-    if without["longest probe after, s"] < 0.9 * plan.hold:
+    if without["longest probe after, s"] < 0.9 * plan.hold - PROBE_EVERY:  # the next one may come so much later
         found.append(f"without leases no request hung for as long as the proxy held on ({plan.hold:g} s)")
     if with_leases["longest probe after, s"] > most(plan, with_leases):
         took, bound = with_leases["longest probe after, s"], most(plan, with_leases)
@@ -260,7 +260,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def short(proxy: str) -> Plan:
     """On the small model, whose steps take a millisecond."""
-    return Plan(small(), 16_000, hold=2.0, ttl=0.4, proxy=proxy, before=1.2, after=2.3)
+    return Plan(small(), 16_000, hold=2.0, ttl=0.4, proxy=proxy, before=1.0, after=1.0)
 
 
 def main() -> int:
