@@ -79,6 +79,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """examples/ray_serve on a local cluster of three nodes, two of which are killed; arguments go to pytest."""
+    install(session, "test", "ray")
+    session.run("python", "-m", "pytest", "tests/ray_serve", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff: rules and format."""
     session.install("--quiet", *nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))

@@ -23,6 +23,7 @@ SAYS = {
     "chat_server": "superseded by generation",
     "wedged_lane": "answered, and back, within",
     "telemetry": '"name": "text_completion plain"',
+    "two_cards": "12 of 12 answered, although",
 }
 
 
