@@ -119,7 +119,7 @@ def called(channel: Any, timeout: float | None = 10.0, **asked: Any) -> Any:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_foundare_what_the_pipeline_says_and_the_last_one_tells_how_it_ended(lane: b.BoundedPipeline) -> None:
+def test_the_pieces_are_what_the_pipeline_says_and_the_last_one_tells_how_it_ended(lane: b.BoundedPipeline) -> None:
     whole = lane.generate("Once upon a time", max_new_tokens=40, ignore_eos=True)
 
     async def scene(channel: Any) -> None:
