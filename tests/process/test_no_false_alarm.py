@@ -7,10 +7,10 @@ from deep import alarms
 from deep.alarms import Plan
 
 LIMITS = {
-    "step": 1.0, "step_per_token": 0.002, "step_per_attention": 5e-7, "step_max": 20.0,
-    "first_step": 3.0, "new_shape": 1.0, "progress": 2.0, "ack": 2.0, "boot": 60.0,
+    "step": 2.0, "step_per_token": 0.002, "step_per_attention": 5e-7, "step_max": 20.0,
+    "first_step": 3.0, "new_shape": 1.0, "progress": 4.0, "ack": 4.0, "boot": 60.0,
 }  # fmt: skip
-PLAN = Plan(str(MODELS / "plain"), LIMITS, prompt=4000, decoded=100, busy_s=2.0, stopped_s=2.0)
+PLAN = Plan(str(MODELS / "plain"), LIMITS, prompt=4000, decoded=100, busy_s=2.0, stopped_s=4.0)
 
 
 @pytest.mark.slow
