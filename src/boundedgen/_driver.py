@@ -29,7 +29,6 @@ from boundedgen._settings import Settings
 from boundedgen._snapshot import Gauges, Snapshot, picture_of
 from boundedgen.abc import EngineHost, EngineLink
 
-COMMANDS = 200  #: of a turn: what thousands ask for at once is not to hold up the deadlines of others
 LEAVES = 1.0  #: seconds within which a killed engine has left, unless it is stuck in the kernel
 LOGGING = 1.0  #: seconds that closing waits for logging handlers
 
@@ -161,12 +160,12 @@ class Driver:
     # --- a turn --------------------------------------------------------------------------------------------------
 
     def turn(self, silent: bool = False) -> float | None:
-        """One wake. Returns the instant of the next one (this one: more is to be done); None: when something happens.
+        """One wake. Returns the instant of the next one; None: only when something happens.
 
         `silent`: it is known that the engine has said nothing since the last one.
         """
         now = self._drain(silent)
-        self._take_commands(now, COMMANDS)
+        self._take_commands(now)
         self.journal.woke(self.snapshot.expected, now)
         self._gather_evidence(now)
         self.governor.tick(now)
@@ -180,7 +179,7 @@ class Driver:
         self.journal.look(self.governor, now)
         until = self._publish(now)
         self.leaving.begin(self)
-        return now if self._commands else until
+        return until
 
     def _drain(self, silent: bool) -> float:
         """Returns the time of this wake, taken after reading: a deadline that the engine saw pass has passed."""
@@ -211,8 +210,8 @@ class Driver:
         if self.link is link:
             self.link = None
 
-    def _take_commands(self, now: float, most: int) -> None:
-        for _ in range(min(most, len(self._commands))):  # what comes meanwhile must not hold up deadlines
+    def _take_commands(self, now: float) -> None:
+        for _ in range(len(self._commands)):  # those that come meanwhile must not hold up deadlines
             command, args = self._commands.popleft()
             if command == "submit":
                 args = (self._take_flow(*args),)
@@ -232,7 +231,7 @@ class Driver:
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
         while not self._evidence.end_leases(now):
-            self._take_commands(now, len(self._commands))  # each round needs a renewal that was not there in the last
+            self._take_commands(now)  # each round needs a renewal that was not there in the last one
         self._evidence.judge_readers(now)
         self.asking.tick(self.governor.life.failures, now, self._restart)
 

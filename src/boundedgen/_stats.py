@@ -178,18 +178,18 @@ class SchedulerStats:
     oldest_running_s: float | None  #: age, since submit, of the oldest one running; None: none runs
     oldest_stopping_s: float | None  #: since the earliest stop that is not proved; None: there is none
     blocks_total: int | None  #: blocks of the KV pool, without the probe's; None before the first READY
-    blocks_used: int | None  #: by the engine's own figure, at its last step; None: no step yet, or a hybrid model
+    blocks_used: int | None  #: by this engine's own figure, at its last step; None: it made none yet, or a hybrid model
     blocks_free: int | None  #: blocks_total - blocks_reserved, 0 at least: for newcomers; None before the first READY
     blocks_reserved: int | None  #: set aside for stays whose release is not proved; None before the first READY
     block_size: int | None  #: tokens of a block of the KV pool; None before the first READY
     pools: tuple[PoolStats, ...]  #: a row a pool, the KV pool first; empty before the first READY
-    cache_usage: float | None  #: 0 to 1, of the fullest pool, at the last step; None: no step yet
+    cache_usage: float | None  #: 0 to 1, of the fullest pool, at this engine's last step; None: it made none yet
     cache_usage_max: float | None  #: the highest so far; None: no step yet
     cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
     engine_rss_bytes: int | None  #: resident memory of the engine's process, as of its last word; None: not told
     step_current_s: float  #: age of the step in flight; 0 when none is
     step_budget_s: float | None  #: what it may take before the engine is killed for it; None when none is
-    last_step_s: float | None  #: how long the last step took (all of them, if reports were merged); None: no step yet
+    last_step_s: float | None  #: how long this engine's last step took (all of them, if merged); None: it made none yet
     last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work
     snapshot_age_s: float  #: since the driver published this; an idle driver sleeps long, `driver_lag_s` tells
     #: how late the driver is for its next wake-up; 0 when it is not. With nothing inside none is due, so that a driver

@@ -6,7 +6,6 @@ from core.test_driver_ends import break_the_governor
 
 import boundedgen as b
 from boundedgen._core import _events as ev
-from boundedgen.testing import Simulation
 
 
 def test_a_finish_wins_over_a_cancel_of_the_same_wake() -> None:
@@ -17,27 +16,6 @@ def test_a_finish_wins_over_a_cancel_of_the_same_wake() -> None:
             generation.cancel()
             engine.finish("stop")
         assert generation.result(20).text == "a"
-
-
-def test_what_thousands_ask_for_at_once_is_done_bit_by_bit_and_all_of_it() -> None:
-    """Between two bits the driver looks at deadlines and at the engine."""
-    with Simulation(limits=b.Limits(running_max=1, waiting_max=5000)) as sim:
-        driver, left = sim.pipeline._driver, list[int]()
-        generations = [sim.pipeline.submit("x", max_new_tokens=8) for _ in range(3000)]
-        sim.advance(0)
-        turn = driver.turn
-
-        def counted(silent: bool = False) -> float | None:
-            until = turn(silent)
-            left.append(len(driver._commands))
-            return until
-
-        driver.turn = counted  # type: ignore[method-assign]
-        for generation in generations:
-            generation.cancel()
-        sim.advance(0)
-        assert left[:15] == list(range(2800, -1, -200))
-        assert sim.pipeline.stats().finished_total["cancelled"] == 3000
 
 
 def test_a_renewal_behind_thousands_of_commands_comes_before_the_end_of_its_lease() -> None:

@@ -20,6 +20,7 @@ from counts import happened
 import boundedgen as b
 from boundedgen import Health, HealthState, Limits
 from boundedgen._core import _events as ev
+from boundedgen.testing import Fault, Simulation
 
 SECRET = "the-secret-of-the-lighthouse"
 
@@ -353,3 +354,19 @@ def test_neither_reprs_nor_logs_nor_stats_of_a_lane_tell_what_was_asked_or_answe
     for text in (*said, caplog.text):
         assert SECRET not in text
         assert "lamp" not in text
+
+
+def test_what_an_engine_used_is_gone_with_it() -> None:
+    """Not shown for that of the next one until that makes its first step."""
+    with Simulation(faults=[Fault(kind="crash", at_step=4)]) as sim:
+        generation = sim.pipeline.submit("hello", max_new_tokens=50)
+        sim.run_until(lambda: sim.pipeline.stats().last_step_s is not None)
+        assert sim.pipeline.stats().cache_usage
+        sim.run_until(lambda: generation.finish_reason is not None)
+        for _ in range(2):  # while there is no engine, and beside the next one
+            stats = sim.pipeline.stats()
+            assert (stats.blocks_used, stats.cache_usage, stats.last_step_s) == (None, None, None)
+            sim.pipeline.wait_ready()
+        assert sim.pipeline.stats().incarnation == 2
+        sim.pipeline.generate("hello", max_new_tokens=2)
+        assert sim.pipeline.stats().last_step_s is not None

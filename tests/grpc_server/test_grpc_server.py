@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from genai.lanes import F32, PLAIN, at_rest
+from process.lanes import engine_pid
 
 import boundedgen as b
 
@@ -141,13 +142,13 @@ def test_the_deadline_of_a_call_is_its_bound_and_the_status_names_it(lane: b.Bou
     """In the server's own words, which arrive before the client's own clock has ended the call."""
 
     async def scene(channel: Any) -> None:
-        os.kill(lane.stats().engine_pid or 0, signal.SIGSTOP)  # it is there, and does nothing
+        os.kill(engine_pid(lane), signal.SIGSTOP)  # it is there, and does nothing
         try:
             began = time.monotonic()
             code, text, trailing = await end_of(called(channel, timeout=0.8, **LONG))
             assert time.monotonic() - began < 0.8
         finally:
-            os.kill(lane.stats().engine_pid or 0, signal.SIGCONT)
+            os.kill(engine_pid(lane), signal.SIGCONT)
         assert (code, trailing[BOUND], trailing[ERROR]) == (
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "total",
@@ -240,10 +241,10 @@ def test_a_lease_that_is_revoked_and_an_engine_that_is_lost_end_a_stream_with_th
         assert (code, trailing[ERROR]) == (grpc.StatusCode.CANCELLED, "LeaseLost")
         inside = called(channel, **LONG)
         await inside.read()
-        os.kill(lane.stats().engine_pid or 0, signal.SIGKILL)
+        os.kill(engine_pid(lane), signal.SIGKILL)
         code, _, trailing = await end_of(inside)
         assert (code, trailing[ERROR], trailing[RETRYABLE]) == (grpc.StatusCode.UNAVAILABLE, "EngineLost", "true")
-        assert await ask(channel, 15, **SHORT)  # of the next engine, whose figures stats() has from its first step on
+        assert await ask(channel, 15, **SHORT)  # of the next engine
 
     served(lane, scene)
 
@@ -257,7 +258,7 @@ def test_a_client_is_served_by_retrying_after_a_refusal_and_after_the_loss_of_an
     async def scene(channel: Any) -> None:
         crowd = [asyncio.create_task(ask(channel, 15, **{**SHORT, "max_new_tokens": 200})) for _ in range(5)]
         await until(lambda: lane.stats().running == 1)
-        os.kill(lane.stats().engine_pid or 0, signal.SIGKILL)
+        os.kill(engine_pid(lane), signal.SIGKILL)
         answers = await asyncio.gather(*crowd)
         assert all(answers)
 
@@ -300,7 +301,7 @@ def test_health_is_told_by_service_and_a_watcher_sees_an_engine_go_and_come(lane
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await check("nobody")
         assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
-        os.kill(lane.stats().engine_pid or 0, signal.SIGKILL)
+        os.kill(engine_pid(lane), signal.SIGKILL)
         await until(lambda: not lane.health().ready)
         assert await check("") == "NOT_SERVING"
         assert await check("liveness") == await check("startup") == "SERVING"  # it heals by itself

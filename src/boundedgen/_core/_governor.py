@@ -1,7 +1,7 @@
 """The governor: the only place where sequences, stays, leases and the engine change. Pure; time is passed in.
 
 Inputs are the methods; every one takes `now`. What has to happen in the world comes out of `poll()` as effects.
-The order within a wake is the driver's: `pulse`, all reports, commands, `tick`, `poll`. That order decides who
+The order within a wake is the driver's: `pulse`, all reports, all commands, `tick`, `poll`. That order decides who
 wins a tie: finish > cancel > lease > earliest deadline > engine lost; and expiry comes before admission.
 """
 

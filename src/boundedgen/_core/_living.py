@@ -103,6 +103,7 @@ class Living(Resuming):
         self.forecast.interrupted()
         self.calm_until = 0
         self.ledger.capacity = None
+        self.last_report = None  # what it used is gone with it
         self._parting = death
         self._became()
 

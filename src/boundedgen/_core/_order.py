@@ -150,34 +150,27 @@ class _Class:
         others = self._depths.of_others(mine * pace / weight, waiting, weight)
         return mine + max(0, others - (self._deep - (waiting > 1)) // 2)
 
-    def admitted(self, owner: str, sequence: int, tokens: int) -> None:
-        """The first goes, which has so many tokens of prompt."""
+    def admitted(self, owner: str, tokens: int) -> None:
+        """The first, which has so many tokens of prompt."""
         share = self._shares[owner]
         share.cost.admitted()
         self._pass(share, tokens)
-        self._charge(share, tokens)
-        self.drop(owner, sequence)
-        self._stand(owner, share)
+        self._charge(owner, share, tokens)
 
     def charge(self, owner: str, tokens: int) -> None:
         """So many were computed for it."""
         first = self._owners.first()
         if first is not None:
             self._pass(self._shares[first], tokens)
-        share = self._share(owner)
-        self._charge(share, tokens)
-        self._stand(owner, share)
+        self._charge(owner, self._share(owner), tokens)
 
     def _pass(self, first: _Share, tokens: int) -> None:
         """Time passes for all who wait, by their weight together. `first`: of them."""
         self._time = max(self._time, first.had) + tokens * TOKEN // self._parts
 
-    def _charge(self, share: _Share, tokens: int) -> None:
+    def _charge(self, owner: str, share: _Share, tokens: int) -> None:
         share.had += tokens * TOKEN // share.parts
         self._costs.charge(tokens, share.cost.charge(tokens))
-
-    def _stand(self, owner: str, share: _Share) -> None:
-        """Where it stands now among those that wait."""
         if share.waiting:
             self._owners.set(owner, share.had, share.tie)
 
@@ -186,7 +179,8 @@ class _Class:
         share = self._shares.get(owner)
         if share is not None:
             share.had -= tokens * TOKEN // share.parts
-            self._stand(owner, share)
+            if share.waiting:
+                self._owners.set(owner, share.had, share.tie)
 
     def _share(self, owner: str) -> _Share:
         share = self._shares.get(owner)
@@ -242,15 +236,13 @@ class Order:
     def remove(self, sequence: int) -> None:
         """It does not wait any more; if it did not, nothing changes."""
         gone = self._waiting.pop(sequence, None)
-        if gone is not None:
-            priority = gone.submission.priority
-            group = self._classes[priority]
-            group.drop(gone.submission.owner, sequence)
-            self._forget_if_empty(priority, group)
-
-    def _forget_if_empty(self, priority: int, group: _Class) -> None:
+        if gone is None:
+            return
         if not self._waiting:
             self._waiting.clear()  # which gives its memory back
+        priority = gone.submission.priority
+        group = self._classes[priority]
+        group.drop(gone.submission.owner, sequence)
         if not group.waiting:  # nobody competes for anything: what each of them had does not matter any more
             self._ranks.drop(priority)
             del self._classes[priority]
@@ -284,10 +276,9 @@ class Order:
         """The head goes in. Its prompt is charged now, what it generates once that is known (`used`)."""
         submission = sequence.submission
         group = self._classes[submission.priority]
-        group.admitted(submission.owner, sequence.id, submission.prompt_tokens)
+        group.admitted(submission.owner, submission.prompt_tokens)
         self._rank(submission.priority, now)
-        del self._waiting[sequence.id]
-        self._forget_if_empty(submission.priority, group)
+        self.remove(sequence.id)
 
     def used(self, submission: Submission, tokens: int) -> None:
         """A stay of it has ended, after so many generated tokens. Where nobody waits it is nobody's loss."""
