@@ -4,7 +4,8 @@
 
 A thread of the server's process calls `stats()`, or makes all metrics (`collect()`), or the whole page of text that
 Prometheus gets, so many times a second; or it does nothing, which shows what waking up so often costs. Pages cannot
-come as often on every machine: the notes say how often they did, and what one took.
+come as often on every machine: the notes say how often they did, and what one took. With "one thread" the engine
+leaves a processor to the server, as an engine on a GPU does.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PART = "scrapes"
 MODELS: dict[str, Callable[[], Workload]] = {
     "small": partial(on_small, 16),
     "SmolLM2": partial(on_smollm2, 16, new=48),
+    "small, one thread": partial(on_small, 16, threads=1),
+    "SmolLM2, one thread": partial(on_smollm2, 16, new=48, threads=1),
 }
 SHORT = {"small": partial(on_small, 4, prompt=16, new=32)}
 
@@ -91,7 +94,7 @@ def compare(name: str, work: Workload, rounds: int, rate: float) -> list[Figure]
     limits = boundedgen.Limits(running_max=work.sequences)
     alone: dict[str, list[float]] = {}
     beside: dict[str, list[float]] = {}
-    with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", limits=limits) as pipeline:
+    with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", work.properties(), limits=limits) as pipeline:
         looks = ways(pipeline)
         found = {way: Scrapes() for way in looks}
         tokens_per_s(pipeline, work, 0)

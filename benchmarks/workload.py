@@ -43,8 +43,8 @@ def on_small(sequences: int, prompt: int = 64, new: int = 256, threads: int | No
     return Workload(f"small-{sequences}", small(), sequences, prompt, new, 259, threads)
 
 
-def on_smollm2(sequences: int, prompt: int = 64, new: int = 64) -> Workload:
-    return Workload(f"SmolLM2-{sequences}", smollm2(), sequences, prompt, new, 40_000)
+def on_smollm2(sequences: int, prompt: int = 64, new: int = 64, threads: int | None = None) -> Workload:
+    return Workload(f"SmolLM2-{sequences}", smollm2(), sequences, prompt, new, 40_000, threads)
 
 
 def smollm2() -> str:
