@@ -1,6 +1,7 @@
 """What being looked at costs: tokens a second with and without 1,000 scrapes a second, in interleaved rounds.
 
-    python benchmarks/scrapes.py [--rounds 20] [--rate 1000] [--models small SmolLM2] [--short] [--json FILE]
+    python benchmarks/scrapes.py [--rounds 20] [--rate 1000] [--models small SmolLM2] [--ways "stats()"] [--short]
+        [--json FILE]
 
 A thread of the server's process calls `stats()`, or makes all metrics (`collect()`), or the whole page of text that
 Prometheus gets, so many times a second; or it does nothing, which shows what waking up so often costs. Pages cannot
@@ -16,7 +17,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import figures
@@ -38,8 +39,11 @@ MODELS: dict[str, Callable[[], Workload]] = {
 SHORT = {"small": partial(on_small, 4, prompt=16, new=32)}
 
 
+WAYS = ("nothing", "stats()", "collect()", "/metrics")
+
+
 def ways(pipeline: boundedgen.BoundedPipeline) -> dict[str, Callable[[], object]]:
-    """To look at it."""
+    """To look at it: those of WAYS."""
     registry, collector = CollectorRegistry(), PipelineCollector({"it": pipeline})
     registry.register(collector)
     return {
@@ -89,13 +93,13 @@ def tokens_per_s(pipeline: boundedgen.BoundedPipeline, work: Workload, seed: int
     return sum(answer.completion_tokens for answer in done) / (time.perf_counter() - began)
 
 
-def compare(name: str, work: Workload, rounds: int, rate: float) -> list[Figure]:
+def compare(name: str, work: Workload, rounds: int, rate: float, asked: Sequence[str]) -> list[Figure]:
     """Who is looked at first, and in which way, changes from round to round."""
     limits = boundedgen.Limits(running_max=work.sequences)
     alone: dict[str, list[float]] = {}
     beside: dict[str, list[float]] = {}
     with boundedgen.BoundedPipeline(work.model, work.scheduler(), "CPU", work.properties(), limits=limits) as pipeline:
-        looks = ways(pipeline)
+        looks = {way: look for way, look in ways(pipeline).items() if way in asked}
         found = {way: Scrapes() for way in looks}
         tokens_per_s(pipeline, work, 0)
         for round_ in range(rounds):
@@ -122,13 +126,14 @@ def compare(name: str, work: Workload, rounds: int, rate: float) -> list[Figure]
 def measure(given: argparse.Namespace) -> list[Figure]:
     models = SHORT if given.short else {name: MODELS[name] for name in given.models}
     rounds = 2 if given.short else given.rounds
-    return [figure for name, work in models.items() for figure in compare(name, work(), rounds, given.rate)]
+    return [figure for name, work in models.items() for figure in compare(name, work(), rounds, given.rate, given.ways)]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rate", type=float, default=1000.0, help="scrapes a second")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
 
 
 if __name__ == "__main__":
