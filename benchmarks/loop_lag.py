@@ -18,11 +18,13 @@ async def watch(lags: list[float], tick: float) -> None:
 
 @contextlib.asynccontextmanager
 async def watched(tick: float) -> AsyncIterator[list[float]]:
-    """The lags of the running loop, in seconds, while the block runs."""
+    """The lags of the running loop, in seconds, while the block runs; one at least, however short it is."""
     lags: list[float] = []
     watcher = asyncio.create_task(watch(lags, tick))
     try:
         yield lags
+        if not lags:
+            await asyncio.sleep(tick)
     finally:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
