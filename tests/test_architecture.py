@@ -44,7 +44,7 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._utf8", "boundedgen._lexicon", "boundedgen._detokenizer",
      "boundedgen._device_lock",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
-     "boundedgen._scheduler_config", "boundedgen._engine", "boundedgen._grammar",
+     "boundedgen._scheduler_config", "boundedgen._kinds", "boundedgen._engine", "boundedgen._grammar",
      "boundedgen._stats_listener", "boundedgen._stats_socket", "boundedgen._stats_document"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime",
      "boundedgen._following"),

@@ -61,6 +61,7 @@ class Admitting:
         self._door = Door(settings.limits)
         self._limits = settings.limits
         self._bounds = settings.bounds
+        self._kind = settings.kind
         self._lease_ttl = settings.lease_ttl
         self._runtime = runtime
         self._tokenizer = tokenizer
@@ -281,6 +282,7 @@ class Admitting:
             prompt_tokens=prompt_tokens,
             vocab_size=self._tokenizer().vocab_size,
             draw_seed=lambda: self._chance.getrandbits(SEED_BITS) or 1,
+            kind=self._kind,
         )
 
     def _submission(

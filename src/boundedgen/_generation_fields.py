@@ -13,6 +13,7 @@ from attrs import frozen
 from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, too_large, whole_number
 from boundedgen._bounds import Limits
 from boundedgen._errors import InvalidRequest
+from boundedgen._kinds import TEXT, Kind
 from boundedgen._text import check_text
 
 #: The engine's "not set" for sizes (openvino_genai, size_t -1).
@@ -139,17 +140,21 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 class FieldChecks:
     """Checks values one by one."""
 
-    def __init__(self, limits: Limits, vocab_size: int | None) -> None:
+    def __init__(self, limits: Limits, vocab_size: int | None, kind: Kind = TEXT) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
+        self._kind = kind
 
     def layer(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What `given` sets, checked. The names are all checked before the values."""
         plain: dict[str, Any] = {}
         with reading("generation_config"):
             for name, value in given.items():
-                plain[_known_name(name, value)] = value
-        return {n: self.value(n, v) for n, v in plain.items() if v is not None and n in FIELDS}
+                plain[_known_name(name, value, self._kind)] = value
+        return {n: self.value(n, v) for n, v in plain.items() if v is not None and self._counts(n, v)}
+
+    def _counts(self, name: str, value: Any) -> bool:
+        return name in FIELDS or (name in self._kind.always and not _is_neutral(name, value))
 
     def usable(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The model's own defaults. Nobody asked for them, so one that cannot be used refuses nobody."""
@@ -171,7 +176,7 @@ class FieldChecks:
             return self._value(name, value)
 
     def _value(self, name: str, value: Any) -> Any:
-        kind = FIELDS[name]
+        kind = FIELDS[name] if name in FIELDS else _whole(1, self._kind.always[name])
         match kind.what:
             case "flag":
                 return flag(name, value)
@@ -198,15 +203,19 @@ class FieldChecks:
         return sorted({_stop_string(name, s, self._limits) for s in strings})
 
 
-def _known_name(given: object, value: Any) -> str:
+def _is_neutral(name: str, value: Any) -> bool:
+    return any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name])
+
+
+def _known_name(given: object, value: Any, pipelines: Kind) -> str:
     name = plain_str(given) if isinstance(given, str) else ""
     if name not in FIELDS and name not in NEUTRAL:
         known = _ELSEWHERE.get(name)
         remedy = f"; {known}" if known else suggestion(name, FIELDS, _ALIASES)
         raise InvalidRequest(f"{short(given)} is not a field of a generation configuration{remedy}")
-    if name in NEUTRAL:
+    if name in NEUTRAL and name not in pipelines.always:
         with reading(name):
-            if not any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name]):
+            if not _is_neutral(name, value):
                 raise InvalidRequest(f"{name} is not supported yet; leave it out")
     return name
 

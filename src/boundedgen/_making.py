@@ -11,12 +11,14 @@ from typing import Any
 
 from attrs import frozen
 
+from boundedgen import _kinds as kinds
 from boundedgen._arguments import kind_of, plain_str, reading, short
 from boundedgen._bounds import SECONDS_MOST, Limits, seconds
 from boundedgen._engine._devices import preflight
 from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
-from boundedgen._scheduler_config import plain_properties, scheduler_fields
+from boundedgen._kinds import TEXT, Kind
+from boundedgen._scheduler_config import SchedulerPlan, plain_properties, scheduler_fields
 from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
@@ -43,14 +45,18 @@ def parts_of(
     tokenizer_properties: Mapping[str, Any] | None,
     limits: Limits,
     engine: EngineHost | None,
+    kind: Kind = TEXT,
 ) -> Parts:
     """The engine's host, and the grammar checker that belongs to it."""
     if engine is not None:
+        if kind.name:
+            raise ValueError(f"{kind.name} is for the engine of this library; with engine= leave it out")
         if not isinstance(engine, EngineHost):
             raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
         return Parts(host=engine, grammars=None, configuration={})
     path, device = _path(models_path), _device(device)
     plan = scheduler_fields(scheduler_config)
+    check_scheduler(plan, kind)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
 
@@ -71,9 +77,36 @@ def parts_of(
         limits=limits,
         tokenizer=tokenizer,
         insist_prefix_caching=plan.insist_prefix_caching,
+        kind=kind,
     )
-    asked = {"models_path": path, "device": device, "scheduler": plan.fields, "properties": without_secrets(plain)}
+    asked = {
+        "models_path": path,
+        "device": device,
+        "scheduler": plan.fields,
+        "properties": without_secrets(plain),
+        **kind.told(without_secrets),
+    }
     return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits), configuration=asked)
+
+
+def kind_of_pipeline(draft: object, prompt_lookup: object) -> Kind:
+    """From the constructor's arguments, of which one at most is given. Raises TypeError or ValueError."""
+    if prompt_lookup is None or prompt_lookup is False:
+        return TEXT if draft is None else kinds.draft(draft)
+    if draft is not None:
+        raise ValueError("draft and prompt_lookup are both given; the engine takes one of them")
+    return kinds.prompt_lookup(prompt_lookup)
+
+
+def check_scheduler(plan: SchedulerPlan, kind: Kind) -> None:
+    """Against what the engine breaks with this kind. Raises ValueError."""
+    for name, (off, why) in kind.scheduler_off.items():
+        if plan.fields.get(name, off) != off:
+            raise ValueError(f"scheduler_config.{name} is {plan.fields[name]} with {kind.name}: {why}; leave it out")
+    if kind.draft is not None and not plan.fields.get("num_kv_blocks"):
+        raise ValueError(
+            "scheduler_config.num_kv_blocks is needed with draft: the two models' caches cannot be shared out by bytes"
+        )
 
 
 def without_secrets(properties: Mapping[str, Any]) -> dict[str, Any]:

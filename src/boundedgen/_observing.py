@@ -133,6 +133,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "last_step_s": snapshot.last_step_s,
         "tokens_per_s": snapshot.tokens_per_s,
         **dict(zip(COUNTED, snapshot.counters, strict=True)),
+        **_proposals(snapshot),
         "finished_total": ENDINGS | snapshot.finished,
         "deadlines_total": BOUNDS | snapshot.deadlines,
         "leases_total": LEASE_EVENTS | snapshot.lease_events,
@@ -143,6 +144,13 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "times": made(TimeStats, {"_photograph": snapshot.times}),
         "reclaim": _reclaim(snapshot),
     }
+
+
+def _proposals(snapshot: Snapshot) -> dict[str, None]:
+    """What is not known of them. Of a look at the prompt the engine does not tell how many tokens it found."""
+    kind = "" if snapshot.facts is None else snapshot.facts.kind
+    unknown = {"": ("accepted", "proposed"), "prompt_lookup": ("proposed",)}.get(kind, ())
+    return {f"{name}_tokens_total": None for name in unknown}
 
 
 def _pools(snapshot: Snapshot) -> tuple[PoolStats, ...]:

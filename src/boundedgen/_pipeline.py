@@ -23,7 +23,7 @@ from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_bl
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
-from boundedgen._making import CLOSING_SLACK, parts_of
+from boundedgen._making import CLOSING_SLACK, kind_of_pipeline, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
@@ -53,6 +53,8 @@ class BoundedPipeline:
       nor `cache_size` (GB) the cache has a quarter of the memory that is free for this process, 1 to 4 GB.
     - `device`: "GPU", "GPU.1", "CPU", as OpenVINO names it.
     - `properties`, `tokenizer_properties`: OpenVINO's, for the device and for the tokenizer; plain data only.
+    - `draft` (a path, or a mapping of models_path, device, properties, num_kv_blocks, num_assistant_tokens) or
+      `prompt_lookup` (True, or a mapping of num_assistant_tokens, max_ngram_size), see docs/request-kinds.md.
     - `limits`, `admission`, `restart`: None: the defaults of Limits, Admission and RestartPolicy.
     - `bounds`: of every generation; a call can only tighten them. `total` must be finite. None: `Bounds(total=600)`.
     - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
@@ -70,6 +72,8 @@ class BoundedPipeline:
         properties: Mapping[str, Any] | None = None,
         *,
         tokenizer_properties: Mapping[str, Any] | None = None,
+        draft: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        prompt_lookup: bool | Mapping[str, int] | None = None,
         limits: Limits | None = None,
         bounds: Bounds | None = None,
         lease_ttl: float | timedelta | None = None,
@@ -80,9 +84,10 @@ class BoundedPipeline:
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart)
+        kind = kind_of_pipeline(draft, prompt_lookup)
+        self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart, kind)
         self._limits = limits = settings.limits
-        parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
+        parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine, kind)
         self._configuration = parts.configuration
         asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
         box = box_of(black_box, limits, asked)

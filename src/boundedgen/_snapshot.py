@@ -14,7 +14,7 @@ from boundedgen._core._times import Photograph
 from boundedgen._core._watch import Watch
 
 COUNTERS: Final = (
-    *("submitted", "prompt_tokens", "tokens", "late_tokens", "steps", "restarts"),
+    *("submitted", "prompt_tokens", "tokens", "late_tokens", "accepted_tokens", "proposed_tokens", "steps", "restarts"),
     *("requeued", "hopeless", "resumed", "paused", "quarantined", "ghosts", "forgotten"),
 )
 _counted = attrgetter(*COUNTERS)

@@ -205,6 +205,8 @@ class SchedulerStats:
     prompt_tokens_total: int  #: of sequences that were admitted
     tokens_total: int  #: visible ones
     late_tokens_total: int  #: produced after the end of their sequence; dropped
+    accepted_tokens_total: int | None  #: that were proposed (draft, prompt_lookup) and kept; None: nobody proposes any
+    proposed_tokens_total: int | None  #: by the draft model, of stays that left; None: there is none, or it is not told
     steps_total: int  #: that returned
     restarts_total: int  #: READY again after an engine was lost; one that was recycled is no loss
     kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum

@@ -28,7 +28,7 @@ CACHED = PoolFacts("linear_attention", 6, 8)
 def test_blocks_are_counted_for_each_sequence_and_rounded_up(
     per_block: int | None, tokens: int, sequences: int, blocks: int
 ) -> None:
-    assert blocks_needed(per_block, tokens, sequences) == blocks
+    assert blocks_needed(PoolFacts("kv", 100, per_block), tokens, sequences) == blocks
 
 
 def test_the_last_token_needs_no_room_of_its_own() -> None:

@@ -46,6 +46,9 @@ class Inside:
     def released(self) -> bool:
         return self.gone
 
+    def speculated(self) -> tuple[int, int]:
+        return 0, 0
+
     def late_tokens(self) -> int:
         return 3
 

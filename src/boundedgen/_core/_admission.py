@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from boundedgen._core._events import EngineFacts, PoolFacts
 
@@ -11,10 +11,10 @@ AHEAD = STEPS + 2  #: tokens that a reservation is ahead of what was heard of: r
 CALM = 32  #: steps after a pause in which nobody is let in, unless somebody leaves: it was full
 
 
-def blocks_needed(tokens_per_block: int | None, tokens: int, sequences: int) -> int:
+def blocks_needed(pool: PoolFacts, tokens: int, sequences: int) -> int:
     """Blocks of one pool for `sequences` sequences of `tokens` tokens each (engine-facts: prompt + new - 1)."""
-    each = 1 if tokens_per_block is None else -(-tokens // tokens_per_block)
-    return sequences * each
+    size = pool.tokens_per_block
+    return sequences * (pool.each if size is None else -(-(tokens + pool.lookahead) // size))
 
 
 @frozen
@@ -26,15 +26,13 @@ class Capacity:
 
     @classmethod
     def of(cls, facts: EngineFacts, running_max: int | None) -> "Capacity":
-        pools = tuple(
-            PoolFacts(p.name, p.blocks - facts.probe_blocks.get(p.name, 0), p.tokens_per_block) for p in facts.pools
-        )
+        pools = tuple(evolve(p, blocks=p.blocks - facts.probe_blocks.get(p.name, 0)) for p in facts.pools)
         return cls(pools, min(facts.running_max, running_max or facts.running_max))
 
     def needs(self, prompt_tokens: int, max_new_tokens: int, sequences: int) -> tuple[int, ...]:
         """Blocks by pool, in the order of `pools`."""
         tokens = max(1, prompt_tokens + max_new_tokens - 1)
-        return tuple([blocks_needed(p.tokens_per_block, tokens, sequences) for p in self.pools])
+        return tuple([blocks_needed(p, tokens, sequences) for p in self.pools])
 
     def lacking(self, needs: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
         """Pools that can never hold `needs`: name -> (needed, available). Empty: it fits an empty engine."""

@@ -42,9 +42,11 @@ class Cause(enum.StrEnum):
 class PoolFacts:
     """One kind of cache block. `tokens_per_block` None: one block a sequence, however long it is."""
 
-    name: str  #: "kv" or "linear_attention"
+    name: str  #: "kv", "linear_attention" or "draft"
     blocks: int  #: all there are, the probe's included
     tokens_per_block: int | None
+    lookahead: int = 0  #: tokens that a sequence may hold in it beyond those that it has
+    each: int = 1  #: blocks a sequence, where tokens do not count
 
 
 @frozen
@@ -65,6 +67,7 @@ class EngineFacts:
     findings: tuple[str, ...] = ()  #: settings that were changed or are known to be unsafe, in words
     canary: tuple[int, ...] = ()  #: token ids that it generated before anybody else's, greedily
     exact: bool = False  #: the same settings give the same canary, in every incarnation
+    kind: str = ""  #: "prompt_lookup" or "draft"; empty: nothing beside text
 
 
 # --- reports -----------------------------------------------------------------------------------------------------
@@ -131,6 +134,8 @@ class Release:
     steps: int  #: steps begun after the stop was taken, until the proof (0 for one that finished by itself)
     seconds: float  #: from the stop being taken to the proof
     late_tokens: int  #: produced after the stop; dropped
+    accepted: int = 0  #: tokens that were proposed, by a draft model or a look at the prompt, and kept
+    proposed: int = 0  #: by a draft model; 0 where that is not known
 
 
 @frozen

@@ -148,6 +148,8 @@ class Reporting(Recycling):
 
     def _released(self, release: ev.Release, now: float) -> None:
         self.tally.late_tokens += release.late_tokens
+        self.tally.accepted_tokens += release.accepted
+        self.tally.proposed_tokens += release.proposed
         stay = self.stays.get(release.stay)
         if stay is None:
             return

@@ -259,7 +259,7 @@ class Loop:
         stopped = held.stopped_at is not None
         seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0
         late = held.inside.late_tokens() if stopped else 0
-        self._tidings.release(Release(held.stay, held.steps_since, seconds, late))
+        self._tidings.release(Release(held.stay, held.steps_since, seconds, late, *held.inside.speculated()))
 
     def _poison(self, error: Exception) -> None:
         """After an exception the engine is never called again, not even to stop what is inside."""

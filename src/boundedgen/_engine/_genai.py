@@ -1,10 +1,4 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline as an `Engine`. The only file that imports the pipeline.
-
-What its token ids hold, measured on 2026.4.1: the eos token or stop token that ended a sequence is the last of its
-ids. With `stop_strings` the ids of the match are withheld, whole tokens of them, and the ids before come in one piece;
-with `include_stop_str_in_output` they end with the match; a match at the very first token may leave no ids at all. A
-request of several sequences (beams, num_return_sequences) shows nothing until it has finished.
-"""
+"""OpenVINO GenAI's ContinuousBatchingPipeline as an `Engine`. The only file that imports the pipeline."""
 
 from __future__ import annotations
 
@@ -19,182 +13,22 @@ import numpy as np
 import openvino as ov  # type: ignore[import-untyped,unused-ignore]
 import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
-from boundedgen._core._events import EngineFacts, SequenceResult
+from boundedgen import _kinds as kinds
+from boundedgen._core._events import EngineFacts
 from boundedgen._engine import _pools
-from boundedgen._engine._cut_stops import CutStops
+from boundedgen._engine._cut_stops import CutStops, OwnStops
 from boundedgen._engine._devices import diagnose, preflight
 from boundedgen._engine._findings import untested
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
+from boundedgen._engine._stay import Census, Stay, generation_config
+from boundedgen._kinds import TEXT, Kind
 from boundedgen._text import decoded
 from boundedgen.abc import Request
 
-_RUNNING = genai.GenerationStatus.RUNNING
-_FINISHED = genai.GenerationStatus.FINISHED
-_IGNORED = genai.GenerationStatus.IGNORED
-_NONE = genai.GenerationFinishReason.NONE
-_LENGTH = genai.GenerationFinishReason.LENGTH
 _LINEAR_INPUT = re.compile(rb"cache_params\.past\.(?!key\b|value\b)\w+\.\d+")
 _LEARNING_IDS = (1 << 63) + 1  #: request ids of the requests before Ready; stays count from 1
-_COUNTED = 2  #: steps
 CANARY = (1, 2, 3, 4)  #: token ids that every vocabulary has; prompt and answer fit into one block of every pool
 _EXACT = ("INFERENCE_PRECISION_HINT", "f32")  #: measured on the CPU alone; a GPU may add up in another order each time
-_SETS = ("stop_strings", "stop_token_ids")
-
-
-# --- one request -------------------------------------------------------------------------------------------------
-
-
-def generation_config(fields: Mapping[str, Any]) -> genai.GenerationConfig:
-    """From plain data. Raises what the engine's setters raise."""
-    config = genai.GenerationConfig()
-    for name, value in fields.items():
-        if name != "eos_token_id":
-            setattr(config, name, _native(name, value))
-    if fields.get("eos_token_id") is not None:
-        config.set_eos_token_id(fields["eos_token_id"])
-    return config
-
-
-def _ends_of(config: Mapping[str, Any]) -> frozenset[int] | None:
-    """The token ids that end it. None: something else may, or they are the engine's own."""
-    if config.get("stop_strings") or config.get("structured_output_config") is not None:
-        return None
-    eos, ignored = config.get("eos_token_id"), config.get("ignore_eos")
-    if eos is None and not ignored:
-        return None
-    return frozenset(config.get("stop_token_ids", ())) | (set() if eos is None else {eos})
-
-
-def _native(name: str, value: Any) -> Any:
-    if name in _SETS:
-        return set(value)
-    if name == "stop_criteria":
-        return genai.StopCriteria.__members__[value]
-    if name == "structured_output_config" and value is not None:
-        return genai.StructuredOutputConfig(**value)
-    return value
-
-
-@final
-class Stay(EngineStay):
-    """A GenerationHandle. `read` is called after `can_read` only: on an empty queue it would never return."""
-
-    def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any], census: Census | None) -> None:
-        self._handle = handle
-        self.cut_stops: CutStops | None = None  #: of one that is continued
-        self._census = census
-        if census is not None:
-            census.inside.add(self)
-        self._wanted = int(config.get("num_return_sequences", 1))
-        self._single = self._wanted == 1 and int(config.get("num_beams", 1)) == 1
-        self._probs = bool(config.get("logprobs", 0))
-        self._left = int(config["max_new_tokens"])
-        self._ends = _ends_of(config)
-        self._last: Any = None  # output that was read
-        self._results: tuple[SequenceResult, ...] = ()
-        self.steps_since_end = -1  #: steps begun since it was stopped or seen ended; -1: neither
-
-    def collect(self) -> tuple[list[int], list[float], str]:
-        ids, probs = self._read() if self._single else ([], [])
-        if self.cut_stops is not None and (end := self.cut_stops.end_in(ids)) is not None:
-            self.stop()
-            return ids[:end], probs[:end], "stop"
-        if ids and self._goes_on(ids):
-            return ids, probs, ""
-        return ids, probs, self._why()
-
-    def _read(self) -> tuple[list[int], list[float]]:
-        ids: list[int] = []
-        probs: list[float] = []
-        handle = self._handle
-        while handle.can_read():
-            for output in handle.read().values():
-                ids += output.generated_ids
-                self._last = output
-                if self._probs:
-                    probs += output.generated_log_probs
-        return ids, probs
-
-    def _goes_on(self, ids: list[int]) -> bool:
-        """After these. By the ids where that is sure, since asking for the reason costs as much as reading them. One
-        that has ended all the same has nothing to read after the next step, and is asked then."""
-        self._left -= len(ids)
-        if self._ends is not None:
-            return self._left > 0 and self._ends.isdisjoint(ids)
-        return bool(self._last.finish_reason == _NONE)
-
-    def _why(self) -> str:
-        status = self._handle.get_status()
-        if status == _RUNNING:
-            return ""
-        self.steps_since_end = max(self.steps_since_end, 0)
-        if status == _IGNORED:
-            return "ignored"
-        if status != _FINISHED:
-            return "stopped"
-        if not self._single:
-            self._read_all()
-        return "length" if self._last is not None and self._last.finish_reason == _LENGTH else "stop"
-
-    def _read_all(self) -> None:
-        """Best first, and no more than were asked for: the engine may return more beams."""
-        outputs = sorted(self._handle.read_all(), key=lambda output: -output.score)[: self._wanted]
-        self._last = outputs[0] if outputs else None
-        self._results = tuple(
-            SequenceResult(
-                tuple(output.generated_ids),
-                tuple(output.generated_log_probs) if self._probs else (),
-                output.score,
-            )
-            for output in outputs
-        )
-
-    def results(self) -> tuple[SequenceResult, ...]:
-        return self._results
-
-    def stop(self) -> None:
-        self.steps_since_end = 0
-        self._handle.stop()
-
-    def released(self) -> bool:
-        """The scheduler has removed it: until then `get_perf_metrics` raises."""
-        if self._census is not None:
-            return self._census.gone(self)
-        try:
-            self._handle.get_perf_metrics()
-        except RuntimeError:
-            return False
-        return True
-
-    def late_tokens(self) -> int:
-        """Only of one sequence: what several show comes at once, and was computed before the stop."""
-        return len(self._read()[0]) if self._single else 0
-
-
-@final
-class Census:
-    """The weaker proof, for releases whose handles have no `get_perf_metrics`: by the engine's count of requests.
-
-    The count is taken before a step frees anything. So a stay is gone once a step begun after its end has returned,
-    and the count of the step after that has room for the others only.
-    """
-
-    def __init__(self) -> None:
-        self.inside: set[Stay] = set()
-        self._requests = 0
-
-    def stepped(self, requests: int) -> None:
-        self._requests = requests
-        for stay in self.inside:
-            if stay.steps_since_end >= 0:
-                stay.steps_since_end += 1
-
-    def gone(self, stay: Stay) -> bool:
-        others = sum(stay.steps_since_end < _COUNTED for stay in self.inside)
-        if stay.steps_since_end < _COUNTED or self._requests > others:
-            return False
-        self.inside.discard(stay)
-        return True
 
 
 # --- the pipeline ------------------------------------------------------------------------------------------------
@@ -204,8 +38,11 @@ class Census:
 class GenAIEngine:
     """A loaded pipeline whose pools are known."""
 
-    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str) -> None:
+    def __init__(
+        self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str, kind: Kind = TEXT
+    ) -> None:
         self._pipeline = pipeline
+        self._kind = kind
         self.proof = proof
         self._census = Census() if proof == "request_count" else None
         self._step_tokens = step_tokens
@@ -222,19 +59,27 @@ class GenAIEngine:
         return self._step_tokens
 
     def add(self, request: Request) -> EngineStay:
-        stay = self._add(request.stay, request.prompt, request.config)
-        if request.shown and request.config.get("stop_strings"):
-            stay.cut_stops = self._cut_stops(request.prompt[-request.shown :], request.config["stop_strings"])
+        config, strings = dict(request.config), request.config.get("stop_strings")
+        shown = request.prompt[len(request.prompt) - request.shown :]
+        if strings and self._kind.own_stops:
+            del config["stop_strings"], config["include_stop_str_in_output"]
+        stay = self._add(request.stay, request.prompt, config)
+        if strings and (self._kind.own_stops or shown):
+            stay.stops = self._stops(shown, strings)
         return stay
 
-    def _cut_stops(self, shown: Sequence[int], strings: Sequence[str]) -> CutStops:
+    def _stops(self, shown: Sequence[int], strings: Sequence[str]) -> CutStops | OwnStops:
         tokenizer = self._pipeline.get_tokenizer()
+        if self._kind.own_stops:
+            return OwnStops(lambda ids: decoded(tokenizer, ids), shown, strings)
         window = max(tokenizer.encode(s, add_special_tokens=False).input_ids.shape[1] for s in strings)
         return CutStops(lambda ids: decoded(tokenizer, ids), shown, strings, window)
 
     def _add(self, stay: int, prompt: Any, config: Mapping[str, Any]) -> Stay:
         ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
-        return Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config, self._census)
+        config = {**self._kind.always, **config}
+        handle = self._pipeline.add_request(stay, ids, generation_config(config))
+        return Stay(handle, config, self._census, self._kind)
 
     def step(self) -> Metrics:
         self._pipeline.step()
@@ -298,6 +143,8 @@ def load(spec: Mapping[str, Any]) -> GenAIEngine:
         raise BootRefusedError(*defect)
     try:
         return _load(spec)
+    except BootRefusedError:
+        raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         raise BootRefusedError(*diagnose(spec["device"], text, served=bool(spec.get("served")))) from error
@@ -306,25 +153,58 @@ def load(spec: Mapping[str, Any]) -> GenAIEngine:
 def _load(spec: Mapping[str, Any]) -> GenAIEngine:
     version = importlib.metadata.version("openvino-genai")
     hybrid = _looks_hybrid(Path(spec["models_path"]))
-    insist = bool(spec["insist_prefix_caching"])
-    plan = _pools.plan(spec["scheduler"], hybrid=hybrid, insist_prefix_caching=insist, version=version)
+    kind = kinds.of(spec.get("kind"))
+    settings: dict[str, Any] = {
+        "insist_prefix_caching": bool(spec["insist_prefix_caching"]),
+        "version": version,
+        "kind": kind,
+    }
+    _refuse_unserved(kind, spec, hybrid=hybrid)
+    plan = _pools.plan(spec["scheduler"], hybrid=hybrid, **settings)
     engine = _construct(spec, plan)
     engine.measure(1)
     if (told := engine.la_pool()) is not None and bool(told) != hybrid:
         del engine  # its memory is needed for the second one
-        plan = _pools.plan(spec["scheduler"], hybrid=not hybrid, insist_prefix_caching=insist, version=version)
+        _refuse_unserved(kind, spec, hybrid=not hybrid)
+        plan = _pools.plan(spec["scheduler"], hybrid=not hybrid, **settings)
         engine = _construct(spec, plan)
     return _with_facts(engine, spec, plan, version)
+
+
+def _refuse_unserved(kind: Kind, spec: Mapping[str, Any], *, hybrid: bool) -> None:
+    """What this model or this release cannot do with the kind, where the engine itself would find out in a step."""
+    found = ""
+    if hybrid and not kind.hybrid:
+        found = "the model has linear attention, with which every step would raise"
+    elif not kind.vision and (Path(spec["models_path"]) / "openvino_language_model.xml").is_file():
+        found = "the model sees images, and the engine takes none with it"
+    elif not kind.counts and proof_in_use() == "request_count":
+        found = "this release of openvino-genai cannot prove with it that it let go of a request; 2026.4 can"
+    if found:
+        raise BootRefusedError("model", f"{kind.name}: {found}; leave it out", True)
 
 
 def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
     config = genai.SchedulerConfig()
     for name, value in plan.scheduler.items():
         setattr(config, name, value)
+    properties = {**spec["properties"], **_of_kind(spec, plan)}
     pipeline = genai.ContinuousBatchingPipeline(
-        spec["models_path"], config, spec["device"], dict(spec["properties"]), dict(spec["tokenizer_properties"])
+        spec["models_path"], config, spec["device"], properties, dict(spec["tokenizer_properties"])
     )
-    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use())
+    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use(), plan.kind)
+
+
+def _of_kind(spec: Mapping[str, Any], plan: _pools.Plan) -> dict[str, Any]:
+    """What the pipeline has to be told of its kind."""
+    draft = plan.kind.draft
+    if draft is None:
+        return {"prompt_lookup": True} if plan.kind.assistant else {}
+    config = genai.SchedulerConfig()
+    config.num_kv_blocks, config.max_num_seqs = plan.draft, plan.scheduler["max_num_seqs"]
+    properties = spec["properties"] if draft["properties"] is None else draft["properties"]
+    device = draft["device"] or spec["device"]
+    return {"draft_model": genai.draft_model(draft["models_path"], device, scheduler_config=config, **properties)}
 
 
 def proof_in_use() -> str:
@@ -355,6 +235,7 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             findings=(*plan.findings, *pools.findings, *([warning] if warning else [])),
             canary=engine.canary(),
             exact=spec["device"] == "CPU" and _EXACT in spec["properties"].items(),
+            kind=plan.kind.name,
         )
     )
     return engine

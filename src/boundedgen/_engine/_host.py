@@ -40,6 +40,7 @@ from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._versions import replaced, versions
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode
+from boundedgen._kinds import TEXT, Kind
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031
@@ -62,6 +63,7 @@ class GenAIHost:
         limits: Limits,
         tokenizer: Callable[[], Tokenizer],
         insist_prefix_caching: bool = False,
+        kind: Kind = TEXT,
         module: str = _engine.__name__,
         fault: Mapping[str, Any] | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class GenAIHost:
             "properties": dict(properties),
             "tokenizer_properties": dict(tokenizer_properties),
             "insist_prefix_caching": insist,
+            "kind": kind.spec(),
             "fault": None if fault is None else dict(fault),
         }
 

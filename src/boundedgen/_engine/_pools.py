@@ -15,10 +15,11 @@ from attrs import evolve, field, frozen
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine._findings import found
+from boundedgen._kinds import TEXT, Kind
 
 Measure = Callable[[int], float]  #: tokens of a prompt -> usage of the fullest pool while it is inside, 0..1
 
-KV, LINEAR = "kv", "linear_attention"
+KV, LINEAR, DRAFT = "kv", "linear_attention", "draft"
 PROBE = 1  #: blocks of every pool that the probe needs: one token of prompt, one new
 MULTIPLIER = 8  #: the engine's least automatic cache_interval_multiplier
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -41,6 +42,8 @@ class Plan:
     linear: int | None  #: the same; None on plain models and where the engine decides
     multiplier: int = MULTIPLIER
     findings: tuple[str, ...] = ()
+    kind: Kind = TEXT
+    draft: int | None = None  #: blocks of the draft model's pool in all
 
     @property
     def grown(self) -> bool:
@@ -60,7 +63,9 @@ class Pools:
         return {pool.name: PROBE for pool in self.facts if pool.blocks > PROBE}
 
 
-def plan(scheduler: Mapping[str, Any], *, hybrid: bool, insist_prefix_caching: bool, version: str) -> Plan:
+def plan(
+    scheduler: Mapping[str, Any], *, hybrid: bool, insist_prefix_caching: bool, version: str, kind: Kind = TEXT
+) -> Plan:
     """The configuration to load with. Raises ValueError where the cache would have no bound."""
     settings = dict(scheduler)
     blocks = int(settings.get("num_kv_blocks") or 0)
@@ -72,8 +77,18 @@ def plan(scheduler: Mapping[str, Any], *, hybrid: bool, insist_prefix_caching: b
         settings["num_kv_blocks"] = blocks + PROBE
     kv = blocks + PROBE if blocks else None
     caching = bool(settings.get("enable_prefix_caching", False))
-    base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None)
+    base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None, kind=kind, draft=_draft(kind, blocks))
     return _plan_hybrid(base, blocks, insist_prefix_caching, version) if hybrid else base
+
+
+def _draft(kind: Kind, blocks: int) -> int | None:
+    """As many as the main model has, if nobody says: then it is never the fuller one."""
+    if kind.draft is None:
+        return None
+    asked = kind.draft["num_kv_blocks"] or blocks
+    if not asked:
+        raise ValueError("the draft model's cache needs a bound too: set scheduler_config.num_kv_blocks")
+    return int(asked) + PROBE
 
 
 def _most_seqs(settings: Mapping[str, Any]) -> int:
@@ -92,7 +107,7 @@ def _plan_hybrid(base: Plan, kv_asked: int, insist: bool, version: str) -> Plan:
     settings = {**base.scheduler, "enable_prefix_caching": base.caching}
     asked = int(settings.get("num_linear_attention_blocks") or 0)
     if not base.caching:
-        linear: int | None = (asked or min(base.max_num_seqs, _HUGE)) + PROBE
+        linear: int | None = (asked or min(base.max_num_seqs, _HUGE) * base.kind.linear_each) + PROBE
     else:
         base = evolve(base, multiplier=int(settings.get("cache_interval_multiplier") or MULTIPLIER))
         settings["cache_interval_multiplier"] = base.multiplier
@@ -113,8 +128,9 @@ def learn(plan: Plan, measure: Measure, *, la_pool: Callable[[], int], device: s
     kv, findings = _learn_kv(plan, smallest, linear, measure, device, longest)
     size = _hybrid_block_size(plan, kv, linear, measure, device, longest)
     span = size * plan.multiplier if plan.caching else None
-    facts = (PoolFacts(KV, kv, size), PoolFacts(LINEAR, linear, span))
-    running = plan.max_num_seqs if plan.caching else min(plan.max_num_seqs, linear - PROBE)
+    each = 1 if plan.caching else plan.kind.linear_each
+    facts = (PoolFacts(KV, kv, size, plan.kind.lookahead), PoolFacts(LINEAR, linear, span, each=each))
+    running = plan.max_num_seqs if plan.caching else min(plan.max_num_seqs, (linear - PROBE) // each)
     return Pools(facts, size, running, (*findings, *_differences(plan, kv, linear)))
 
 
@@ -134,7 +150,10 @@ def _hybrid_block_size(plan: Plan, kv: int, linear: int, measure: Measure, devic
 
 def _learn_plain(plan: Plan, kv: int, measure: Measure, device: str, longest: int) -> Pools:
     size = _block_size(kv, min(65, 8 * kv, longest), measure, device)
-    return Pools((PoolFacts(KV, kv, size),), size, plan.max_num_seqs, _differences(plan, kv, None))
+    pools = [PoolFacts(KV, kv, size, plan.kind.lookahead)]
+    if plan.draft is not None:
+        pools.append(PoolFacts(DRAFT, plan.draft, size, plan.kind.assistant))
+    return Pools(tuple(pools), size, plan.max_num_seqs, _differences(plan, kv, None))
 
 
 def _learn_kv(

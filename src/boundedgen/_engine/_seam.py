@@ -41,6 +41,11 @@ class EngineStay(Protocol):
         """Tokens that came after `stop`, once it is released."""
         ...
 
+    def speculated(self) -> tuple[int, int]:
+        """Of tokens that were proposed (by a draft model, or a look at the prompt): how many were accepted so far, and
+        how many there were, 0 where that is not known."""
+        return 0, 0
+
 
 class Engine(Protocol):
     @property

@@ -229,12 +229,12 @@ def size_of(part: Finish | Refusal) -> int:
 
 
 def _from_release(e: Release) -> list[Any]:
-    return [e.stay, e.steps, e.seconds, e.late_tokens]
+    return [e.stay, e.steps, e.seconds, e.late_tokens, e.accepted, e.proposed]
 
 
 def _to_release(v: Any) -> Release:
-    stay, steps, seconds, late_tokens = _list(v)
-    return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
+    stay, steps, seconds, late_tokens, accepted, proposed = _list(v)
+    return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens), _int(accepted), _int(proposed))
 
 
 #: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many numbers of `singles` follow.
@@ -297,22 +297,22 @@ _DECODE_PART: Mapping[str, Callable[[Any], Any]] = {
 
 def _from_ready(e: Ready) -> list[Any]:
     f = e.facts
-    pools = [[p.name, p.blocks, p.tokens_per_block] for p in f.pools]
+    pools = [[p.name, p.blocks, p.tokens_per_block, p.lookahead, p.each] for p in f.pools]
     return [
         *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
-        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact),
+        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact, f.kind),
         e.rss_bytes,
     ]
 
 
 def _to_pool(v: Any) -> PoolFacts:
-    name, blocks, tokens_per_block = _list(v)
-    return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block))
+    name, blocks, tokens_per_block, lookahead, each = _list(v)
+    return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block), _int(lookahead), _int(each))
 
 
 def _to_ready(incarnation: int, v: Any) -> Ready:
     device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
-    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, rss_bytes = rest
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, kind, rss_bytes = rest
     facts = EngineFacts(
         device=_str(device),
         versions={name: _str(version) for name, version in _dict(versions).items()},
@@ -328,6 +328,7 @@ def _to_ready(incarnation: int, v: Any) -> Ready:
         findings=_each(_str, findings),
         canary=_ints(canary),
         exact=_bool(exact),
+        kind=_str(kind),
     )
     return Ready(incarnation, facts, _or_none(_int, rss_bytes))
 

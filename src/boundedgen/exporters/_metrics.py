@@ -97,6 +97,8 @@ STATS: Final[Mapping[str, Metric]] = {
     "prompt_tokens_total": _counter("prompt_tokens_total"),
     "tokens_total": _counter("tokens_total"),
     "late_tokens_total": _counter("late_tokens_total"),
+    "accepted_tokens_total": _counter("accepted_tokens_total"),
+    "proposed_tokens_total": _counter("proposed_tokens_total"),
     "steps_total": _counter("steps_total"),
     "restarts_total": _counter("restarts_total"),
     "kills_total": _counter("kills_total", "cause"),
