@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from attrs import define, evolve, field
 
-from boundedgen._core._events import EngineFacts, PoolFacts, Progress, SequenceResult, StepRaised
+from boundedgen._core._events import EngineFacts, Output, PoolFacts, Progress, SequenceResult, StepRaised
 from boundedgen._engine._child import Loop
 from boundedgen._engine._line import Line
 from boundedgen._engine._seam import Metrics
@@ -27,6 +27,7 @@ class Inside:
     """A stay: `ready` is what can be read of it; `gone` when the scheduler has let go of it."""
 
     ready: list[int] = field(factory=list)
+    probs: list[float] = field(factory=list)  #: of those
     why: str = ""
     stopped: bool = False
     gone: bool = False
@@ -34,8 +35,8 @@ class Inside:
 
     def collect(self) -> tuple[list[int], list[float], str]:
         assert not self.stopped, "what was stopped cannot be read any more"
-        ready, self.ready = self.ready, []
-        return ready, [], self.why
+        ready, self.ready, probs, self.probs = self.ready, [], self.probs, []
+        return ready, probs, self.why
 
     def results(self) -> tuple[SequenceResult, ...]:
         return self.result
@@ -199,6 +200,16 @@ def test_while_the_parent_reads_nothing_one_report_grows_and_nothing_is_lost(chi
     (report,) = child.round()
     assert tokens([report]) == [1, 2, 3, 4, 5]
     assert (report.scheduled, report.steps, report.taken) == (5, 5, (1,))
+
+
+def test_while_the_parent_reads_nothing_tokens_and_their_logprobs_stay_together_in_order(child: Child) -> None:
+    child.round(request())
+    for step in (2, 3, 4, 5):
+        child.pipe.busy = step < 5
+        child.engine.stays[1].probs = [-float(step)]
+        reports = child.round()
+    (output,) = reports[0].outputs
+    assert output == Output(1, (2, 3, 4, 5), (-2.0, -3.0, -4.0, -5.0))
 
 
 def test_while_the_parent_reads_nothing_a_report_that_is_large_enough_is_followed_by_another(child: Child) -> None:
