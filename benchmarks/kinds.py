@@ -47,12 +47,13 @@ class Kind:
     options: Mapping[str, Any] = field(factory=dict)  #: of BoundedPipeline
     fields: Mapping[str, Any] = field(factory=dict)  #: of each raw request
     tag: str = ""  #: of an image in the text; empty: prompts are token ids
+    settings: Mapping[str, Any] = field(factory=dict)  #: of the scheduler, for both
     linear_each: int = 0  #: linear-attention blocks that a sequence takes; 0: the engine decides how many there are
 
     def scheduler(self, blocks: int, sequences: int) -> dict[str, Any]:
         """A cache of so many blocks, with linear attention for so many sequences."""
         linear = {"num_linear_attention_blocks": sequences * self.linear_each} if self.linear_each else {}
-        return {"num_kv_blocks": blocks, "max_num_seqs": 8, **linear}
+        return {"num_kv_blocks": blocks, "max_num_seqs": 8, **self.settings, **linear}
 
     samples: bool = False  #: several sequences are served too
 
@@ -86,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
         raw=_drafted,
         options={"draft": {"models_path": DRAFT, "device": "CPU", "properties": F32, "num_assistant_tokens": K}},
         fields={"num_assistant_tokens": K},
+        settings={"dynamic_split_fuse": False, "max_num_batched_tokens": 4096},  # else raw answers are wrong
     ),
     "adapters": Kind(PLAIN, raw=_adapted, options={"adapters": {LORA: 0.8}}, samples=True),
     "images, Qwen2-VL": Kind(str(MODELS / "qwen2vl"), tag="<|vision_start|><|image_pad|><|vision_end|>"),
@@ -300,7 +302,7 @@ def bounded_outcomes(name: str, seeds: Sequence[int]) -> tuple[Counter[str], Cou
 # --- the same tokens, and how fast -------------------------------------------------------------------------------
 
 
-def corpus(kind: Kind, seed: int, many: int = 8, new: int = 48) -> list[Asked]:
+def corpus(kind: Kind, seed: int, many: int = 8, new: int = 100) -> list[Asked]:
     """Greedy, with room for all."""
     rnd = random.Random(seed)
     rows = [_request(kind, rnd) for _ in range(many)]

@@ -19,6 +19,7 @@ from boundedgen._scheduler_config import plain_properties
 
 ASSISTANT_MOST: Final = 16  #: tokens; each step computes so many more a sequence, taken or not
 _ASSISTANT: Final = 5  #: tokens, if nobody says
+_WHOLE_PROMPTS: Final = 4096  #: tokens a step, which the longest prompt has to fit
 _NGRAM_MOST: Final = 64
 _NGRAM: Final = 3
 
@@ -37,7 +38,8 @@ class Kind:
     always: Mapping[str, int] = field(factory=dict)  #: fields that every request has to set; callers may lower them
     #: Fields that the engine breaks with it: the value that switches each off, and why.
     off: Mapping[str, tuple[Any, str]] = field(factory=dict)
-    scheduler_off: Mapping[str, tuple[Any, str]] = field(factory=dict)  #: likewise, of the scheduler's configuration
+    scheduler: Mapping[str, Any] = field(factory=dict)  #: of its configuration, where nobody says otherwise
+    scheduler_needs: Mapping[str, tuple[Any, str]] = field(factory=dict)  #: of it, the only value that works, and why
     own_stops: bool = False  #: stop strings are looked for by us, for the engine's own search raises in `step()`
     lookahead: int = 0  #: tokens of the KV pool that a sequence takes beyond prompt + new - 1
     linear_each: int = 1  #: linear-attention blocks that a sequence takes, without prefix caching
@@ -82,7 +84,10 @@ def prompt_lookup(given: object) -> Kind:
         name=name,
         always={"num_assistant_tokens": tokens, "max_ngram_size": ngram},
         off={**_SINGLE, "min_new_tokens": (0, "the engine ends most of them early")},
-        scheduler_off={"enable_prefix_caching": (False, "it was not measured with prompt lookup")},
+        scheduler_needs={
+            "enable_prefix_caching": (False, "it was not measured with prompt lookup"),
+            "dynamic_split_fuse": (True, "without it answers are wrong once prompts wait for the next step"),
+        },
         own_stops=True,
         lookahead=tokens,
         linear_each=tokens + 2,
@@ -111,8 +116,10 @@ def draft(given: object) -> Kind:
         name=name,
         always={"num_assistant_tokens": tokens},
         off=_SINGLE,
-        scheduler_off={
-            "enable_prefix_caching": (False, "with a draft model the engine raises in step() once somebody samples")
+        scheduler={"dynamic_split_fuse": False, "max_num_batched_tokens": _WHOLE_PROMPTS},
+        scheduler_needs={
+            "enable_prefix_caching": (False, "with a draft model the engine raises in step() once somebody samples"),
+            "dynamic_split_fuse": (False, "the answer to a prompt that is taken in parts is wrong"),
         },
         hybrid=False,
         vision=False,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from boundedgen import _kinds as kinds
 from boundedgen._arguments import kind_of, plain_str, reading, short
@@ -55,8 +55,7 @@ def parts_of(
             raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
         return Parts(host=engine, grammars=None, configuration={})
     path, device = _path(models_path), _device(device)
-    plan = scheduler_fields(scheduler_config)
-    check_scheduler(plan, kind)
+    plan = of_kind(scheduler_fields(scheduler_config), kind)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
 
@@ -98,15 +97,16 @@ def kind_of_pipeline(draft: object, prompt_lookup: object) -> Kind:
     return kinds.prompt_lookup(prompt_lookup)
 
 
-def check_scheduler(plan: SchedulerPlan, kind: Kind) -> None:
-    """Against what the engine breaks with this kind. Raises ValueError."""
-    for name, (off, why) in kind.scheduler_off.items():
-        if plan.fields.get(name, off) != off:
+def of_kind(plan: SchedulerPlan, kind: Kind) -> SchedulerPlan:
+    """With what the kind sets where nobody says otherwise. ValueError for what the engine breaks with it."""
+    for name, (needed, why) in kind.scheduler_needs.items():
+        if plan.fields.get(name, needed) != needed:
             raise ValueError(f"scheduler_config.{name} is {plan.fields[name]} with {kind.name}: {why}; leave it out")
     if kind.draft is not None and not plan.fields.get("num_kv_blocks"):
         raise ValueError(
             "scheduler_config.num_kv_blocks is needed with draft: the two models' caches cannot be shared out by bytes"
         )
+    return evolve(plan, fields={**kind.scheduler, **plan.fields})
 
 
 def without_secrets(properties: Mapping[str, Any]) -> dict[str, Any]:

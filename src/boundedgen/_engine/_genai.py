@@ -201,7 +201,9 @@ def _of_kind(spec: Mapping[str, Any], plan: _pools.Plan) -> dict[str, Any]:
     if draft is None:
         return {"prompt_lookup": True} if plan.kind.assistant else {}
     config = genai.SchedulerConfig()
-    config.num_kv_blocks, config.max_num_seqs = plan.draft, plan.scheduler["max_num_seqs"]
+    for name, value in plan.scheduler.items():
+        setattr(config, name, value)
+    config.num_kv_blocks = plan.draft
     properties = spec["properties"] if draft["properties"] is None else draft["properties"]
     device = draft["device"] or spec["device"]
     return {"draft_model": genai.draft_model(draft["models_path"], device, scheduler_config=config, **properties)}
