@@ -157,6 +157,18 @@ def proxy_incident(session: nox.Session) -> None:
 
 
 @nox.session
+def page_picture(session: nox.Session) -> None:
+    """The lane page in Chromium, on a desk and on a phone; draws docs/lane-page.png and docs/lane-page-phone.png.
+
+    Wants chromium and chromedriver, which are in Debian's packages chromium and chromium-driver.
+    """
+    install(session)
+    session.install("--quiet", *OPENAI_SERVER, "httpx", "selenium", "pillow")
+    install_model(session)
+    session.run("python", "benchmarks/lane_picture.py", *session.posargs)
+
+
+@nox.session
 def sse(session: nox.Session) -> None:
     """500 clients stream from the OpenAI-compatible server for 5 minutes, a third leave at random. `-- --help`"""
     install(session)

@@ -52,6 +52,7 @@ class Completions:
                 arguments["lease"] = self._lane.lease_of(owner, asked.lease)
             async with AsyncExitStack() as stack:
                 generations = await submitted(self._lane.pipeline, asked, arguments, stack)
+                self._lane.inside.hold(*generations)
                 if asked.logprobs:
                     await self._lane.texts.load()
                 headers = {"x-request-id": shape.id, "X-Bounds": told(generations[0].bounds)}

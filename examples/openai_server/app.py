@@ -16,6 +16,7 @@ from starlette.routing import Route
 import boundedgen as b
 from examples.openai_server.answering import Completions
 from examples.openai_server.lane import Lane
+from examples.openai_server.lane_page import lane_routes
 from examples.openai_server.leases import Leases
 from examples.openai_server.looking import Looking
 from examples.openai_server.problems import Problem
@@ -28,12 +29,14 @@ def application(pipeline: b.BoundedPipeline, settings: Settings, model_path: str
     `model_path`: whose tokenizer tells the texts of single tokens, for logprobs.
     """
     lane = Lane(pipeline, settings, model_path)
+    inside = {settings.model: lane.inside}
     routes = [
         Route("/v1/chat/completions", Completions(lane, "chat"), methods=["POST"]),
         Route("/v1/completions", Completions(lane, "text"), methods=["POST"]),
         *Models(lane).routes(),
         *Leases(lane).routes(),
         *Looking(lane).routes(),
+        *lane_routes({settings.model: pipeline}, admin_token=settings.admin_token, inside=inside),
     ]
 
     @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 import boundedgen as b
 from examples.openai_server.fields import body_of
+from examples.openai_server.inside import Inside
 from examples.openai_server.problems import Problem, problem_of
 from examples.openai_server.settings import Owners, Settings
 from examples.openai_server.token_texts import TokenTexts
@@ -25,6 +26,7 @@ class Lane:
         self.pipeline = pipeline
         self.settings = settings
         self.texts = TokenTexts(model_path)
+        self.inside = Inside()
         self._owners = Owners(settings.api_keys)
 
     def owner(self, request: Request) -> str:

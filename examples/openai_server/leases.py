@@ -43,6 +43,7 @@ class Leases:
             raise invalid("ttl", str(error)) from None
         except b.BoundedGenError as error:
             raise self._lane.problem(error) from error
+        self._lane.inside.hold(lease)
         return JSONResponse(_told(lease), 201, {"X-Lease-Id": lease.id, "Cache-Control": "no-store"})
 
     async def renew(self, request: Request) -> Response:
