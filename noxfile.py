@@ -122,6 +122,13 @@ def overload(session: nox.Session) -> None:
 
 
 @nox.session
+def kinds(session: nox.Session) -> None:
+    """A hundred seeded mixed runs with adapters and switches, beside the raw engine's; takes minutes. `-- --help`"""
+    install(session)
+    session.run("python", "benchmarks/adapters.py", *session.posargs)
+
+
+@nox.session
 def scrapes(session: nox.Session) -> None:
     """What being looked at 1,000 times a second costs; ten minutes with nothing else on the machine. `-- --help`"""
     install(session)

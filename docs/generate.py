@@ -325,7 +325,8 @@ def remarked(item: ast.stmt, lines: list[str]) -> str:
 
 def public_body(kind: type) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Its functions, without all but the last of overloads."""
-    for item in class_node(kind)[0].body:
+    parts = (b for b in kind.__bases__ if b.__module__.startswith("boundedgen.") and b.__name__ not in dir(boundedgen))
+    for item in (item for one in (kind, *parts) for item in class_node(one)[0].body):
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and not marked(item, "overload"):
             yield item
 

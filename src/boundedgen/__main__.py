@@ -77,6 +77,7 @@ def add_doctor(one: argparse.ArgumentParser) -> None:
     one.add_argument("--properties", metavar="JSON|FILE", help="OpenVINO's properties, CACHE_DIR for one")
     one.add_argument("--max-tokens", dest="tokens", metavar="N", type=int, help="prompt and answer of a sequence")
     one.add_argument("--sequences", metavar="N", type=int, help="that are to fit at once")
+    one.add_argument("--adapters", metavar="JSON|FILE", help="LoRA adapters: a .safetensors file, or files and weights")
     one.add_argument("--device-lock", metavar="FILE", help="the device_lock of the lane on this device")
     one.add_argument("--beside", action="store_true", help="load the model though a lane runs there")
     one.add_argument("--boot", metavar="SECONDS", type=float, help="that loading may take (300)")

@@ -197,6 +197,14 @@ class Limits:
     )
     grammar_bytes: int = _limit(256 << 10, "bytes", "a grammar is compiled before it is used", least=1, whole=True)
     grammar_s: float = _limit(3.0, "s", "to compile a grammar; the engine does it again, inside a step", least=0.01)
+    adapters_max: int = _limit(8, "files", "LoRA adapters at once; each costs time in every step", least=1, whole=True)
+    adapter_bytes: int = _limit(
+        1 << 30,
+        "bytes",
+        "all adapters of a pipeline; they are copied into memory, so that no engine gets others than were checked",
+        least=1,
+        whole=True,
+    )
     label_bytes: int = _limit(256, "bytes", "labels and owners appear in logs and stats", least=0, whole=True)
     owners_tracked: int = _limit(10_000, "owners", "memory of per-owner counts", least=1, whole=True)
     unread: float = _limit(

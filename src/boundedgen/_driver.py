@@ -46,11 +46,11 @@ class Driver:
         self.refused = Count()  # renewals that came too late, or for no lease of ours
         self.leaving = Leaving()
         self.probe: Callable[[], object] = bool  # starts one, beside; the pipeline's
+        self.switching: Callable[[ev.Equip | ev.Switched], object] = bool  # carries it out; the pipeline's
         self.over = False
         self.foreign = ""  # in a fork of the process that has it: why nothing happens here
         self.failure: BaseException | None = None
-        #: done when the last engine is gone; aside may be stuck by then
-        self.at_the_end: list[Callable[[], object]] = []
+        self.at_the_end: list[Callable[[], object]] = []  # when the last engine is gone; aside may be stuck by then
         self._host = host
         self._limits = limits
         self._clock = runtime
@@ -146,8 +146,7 @@ class Driver:
                 args[0].end()
 
     def _settle_late(self, sequence: int) -> None:
-        flow = self.flows.pop(sequence, None)
-        if flow is None:
+        if (flow := self.flows.pop(sequence, None)) is None:
             return
         if flow.admitted_at is None:
             flow.prove(ev.Prove(sequence, 0, 0, 0.0, "never_held"))
@@ -259,6 +258,8 @@ class Driver:
                 self.asking.ask(effect, now, self._restart)
             case ev.Probe():
                 self.probe()
+            case ev.Equip() | ev.Switched():
+                self.switching(effect)
             case ev.EndLease():
                 self._end_lease(effect)
             case ev.Became():
@@ -367,16 +368,15 @@ class Driver:
             except Exception as error:  # whatever is broken, the rest still has to be done
                 self.failure = self.failure or error
         self._own_up()
-        self.probe = bool  # which knows this driver
+        self.probe = self.switching = bool  # which know this driver
         self.wakers.wake()
 
     def _own_up(self) -> None:
         """Show a failure of our own, from what was last known to be true."""
         if self.failure is not None and self.snapshot.state != "failed":
             now = self._clock.now()
-            known = self.snapshot
             self.snapshot = evolve(
-                known, at=now, expected=None, state="failed", state_since=now, reason="internal error"
+                self.snapshot, at=now, expected=None, state="failed", state_since=now, reason="internal error"
             )
 
     def _lose_the_engine(self) -> None:

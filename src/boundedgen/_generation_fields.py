@@ -104,6 +104,13 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "relevance_weight": (None, 0.5),
     "return_omni_outputs": (None, False),
 }
+#: Why one of them is not for a request, and what to do instead.
+_NOT_HERE: Final[Mapping[str, str]] = {
+    "adapters": (
+        "cannot be chosen by request: the engine passes over them there, and all that run together share the weights; "
+        "build a pipeline for each set, BoundedPipeline(..., adapters=...), or use pipeline.switch_adapters(...)"
+    ),
+}
 #: Other APIs' names for ours.
 _ALIASES: Final[Mapping[str, str]] = {
     "max_tokens": "max_new_tokens",
@@ -216,7 +223,7 @@ def _known_name(given: object, value: Any, pipelines: Kind) -> str:
     if name in NEUTRAL and name not in pipelines.always:
         with reading(name):
             if not _is_neutral(name, value):
-                raise InvalidRequest(f"{name} is not supported yet; leave it out")
+                raise InvalidRequest(f"{name} {_NOT_HERE.get(name, 'is not supported yet; leave it out')}")
     return name
 
 

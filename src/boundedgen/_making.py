@@ -12,6 +12,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from boundedgen import _kinds as kinds
+from boundedgen._adapters import adapters_of
 from boundedgen._arguments import kind_of, plain_str, reading, short
 from boundedgen._bounds import SECONDS_MOST, Limits, seconds
 from boundedgen._engine._devices import preflight
@@ -19,12 +20,15 @@ from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
 from boundedgen._kinds import TEXT, Kind
 from boundedgen._scheduler_config import SchedulerPlan, plain_properties, scheduler_fields
+from boundedgen._settings import Settings
 from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
 _SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
 CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 PATH_MOST = 4096  #: PATH_MAX of Linux
+NO_ADAPTERS = "adapters are for a model that boundedgen loads; this pipeline has an engine of its own"
+WITH_DRAFT = "adapters cannot be used with draft: the engine puts them on the draft model too"
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 
 
@@ -35,6 +39,12 @@ class Parts:
     host: EngineHost
     grammars: GrammarChecker | None  #: None: an engine of the caller's own, whose grammars are not checked
     configuration: Mapping[str, Any]  #: what the user asked for, for the black box; empty: an engine of their own
+    models_path: str = ""
+    no_adapters: str = ""  #: why it can have none
+
+    def told(self, settings: Settings) -> dict[str, Any]:
+        """For the black box."""
+        return {**self.configuration, "bounds": settings.bounds, "admission": settings.admission}
 
 
 def parts_of(
@@ -45,6 +55,7 @@ def parts_of(
     tokenizer_properties: Mapping[str, Any] | None,
     limits: Limits,
     engine: EngineHost | None,
+    adapters: object = None,
     kind: Kind = TEXT,
 ) -> Parts:
     """The engine's host, and the grammar checker that belongs to it."""
@@ -53,11 +64,16 @@ def parts_of(
             raise ValueError(f"{kind.name} is for the engine of this library; with engine= leave it out")
         if not isinstance(engine, EngineHost):
             raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
-        return Parts(host=engine, grammars=None, configuration={})
+        if adapters is not None:
+            raise ValueError(f"{NO_ADAPTERS}; leave them out beside engine=")
+        return Parts(host=engine, grammars=None, configuration={}, no_adapters=NO_ADAPTERS)
     path, device = _path(models_path), _device(device)
     plan = of_kind(scheduler_fields(scheduler_config), kind)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
+    if (why_not := "" if kind.draft is None else WITH_DRAFT) and adapters is not None:
+        raise ValueError(f"{why_not}; leave one of them out")
+    chosen = adapters_of(adapters, path, limits)
 
     def tokenizer() -> Tokenizer:
         # A GGUF file that is cut off would take this process with it (docs/engine-facts.md).
@@ -78,14 +94,17 @@ def parts_of(
         insist_prefix_caching=plan.insist_prefix_caching,
         kind=kind,
     )
+    host.adapters = chosen
     asked = {
         "models_path": path,
         "device": device,
         "scheduler": plan.fields,
         "properties": without_secrets(plain),
+        "adapters": chosen.told(),
         **kind.told(without_secrets),
     }
-    return Parts(host=host, grammars=GrammarChecker(path, for_tokenizer, limits), configuration=asked)
+    checker = GrammarChecker(path, for_tokenizer, limits)
+    return Parts(host=host, grammars=checker, configuration=asked, models_path=path, no_adapters=why_not)
 
 
 def kind_of_pipeline(draft: object, prompt_lookup: object) -> Kind:

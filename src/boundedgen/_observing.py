@@ -101,6 +101,7 @@ def stats_of(
     fields["deadlines_total"] = shown["deadlines_total"].copy()
     fields["leases_total"] = {**shown["leases_total"], "refused": driver.refused.total}
     fields["kills_total"] = shown["kills_total"].copy()
+    fields["adapters"] = shown["adapters"].copy()
     if probed is not None:
         fields.update(probed.shown(now))
     if sequences:
@@ -126,6 +127,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "blocks_reserved": None if kv is None else kv.blocks_reserved,
         "block_size": None if snapshot.facts is None else snapshot.facts.block_size,
         "pools": pools,
+        "adapters": {} if snapshot.facts is None else dict(snapshot.facts.adapters),
         "cache_usage": snapshot.usage,
         "cache_usage_max": snapshot.usage_max,
         "cache_bytes": snapshot.cache_bytes,
@@ -234,6 +236,7 @@ def health_of(driver: Driver, now: float, probed: Verdict | None, *, tokenizer_r
         error=error_of(driver, snapshot) if snapshot.failed or state is HealthState.FAILED else None,
         retry_after_s=_retry_after(state, snapshot, now),
         findings=() if facts is None else facts.findings,
+        adapters={} if facts is None else dict(facts.adapters),
         driver_alive=driver.over or (driver.alive() and behind < FAR_BEHIND),
         **({} if probed is None else probed.shown(now)),
     )

@@ -19,6 +19,7 @@ from boundedgen._completion import Completion
 from boundedgen._device_lock import entrust, lock_of
 from boundedgen._driver import Driver
 from boundedgen._errors import BoundedGenError
+from boundedgen._exchanging import Exchange, Switching
 from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_block
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
@@ -37,7 +38,7 @@ from boundedgen.abc import Clock, EngineHost
 
 
 @final
-class BoundedPipeline:
+class BoundedPipeline(Switching):
     """Continuous batching of OpenVINO GenAI in which every generation ends in time and gives its cache back, proved.
 
     The constructor checks its arguments (TypeError and ValueError name the wrong one), starts the engine in a child
@@ -55,6 +56,7 @@ class BoundedPipeline:
     - `properties`, `tokenizer_properties`: OpenVINO's, for the device and for the tokenizer; plain data only.
     - `draft` (a path, or a mapping of models_path, device, properties, num_kv_blocks, num_assistant_tokens) or
       `prompt_lookup` (True, or a mapping of num_assistant_tokens, max_ngram_size), see docs/request-kinds.md.
+    - `adapters`: LoRA adapters (.safetensors), a path or a mapping of paths to weights: docs/request-kinds.md.
     - `limits`, `admission`, `restart`: None: the defaults of Limits, Admission and RestartPolicy.
     - `bounds`: of every generation; a call can only tighten them. `total` must be finite. None: `Bounds(total=600)`.
     - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
@@ -74,6 +76,7 @@ class BoundedPipeline:
         tokenizer_properties: Mapping[str, Any] | None = None,
         draft: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         prompt_lookup: bool | Mapping[str, int] | None = None,
+        adapters: str | os.PathLike[str] | Mapping[Any, float] | None = None,
         limits: Limits | None = None,
         bounds: Bounds | None = None,
         lease_ttl: float | timedelta | None = None,
@@ -87,10 +90,10 @@ class BoundedPipeline:
         kind = kind_of_pipeline(draft, prompt_lookup)
         self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart, kind)
         self._limits = limits = settings.limits
-        parts = parts_of(models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine, kind)
+        given = (models_path, scheduler_config, device, properties, tokenizer_properties)
+        parts = parts_of(*given, limits, engine, adapters, kind)
         self._configuration = parts.configuration
-        asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
-        box = box_of(black_box, limits, asked)
+        box = box_of(black_box, limits, parts.told(settings))
         self._runtime = runtime = runtime_of(clock)
         with contextlib.ExitStack() as undo:
             self._driver = driver = Driver(parts.host, settings, runtime)
@@ -103,6 +106,7 @@ class BoundedPipeline:
             self._stats_sockets = StatsSockets()
             self._closing = Closing(driver, self._serving, self._stats_sockets, runtime, limits.reap)
             driver.probe = self._probing.due
+            self._exchange = Exchange(parts, driver, limits)
             install(box, driver, self._serving.rejections.by_error)
             entrust(lock_of(device_lock), parts.host, driver)
             driver.start()
@@ -322,20 +326,17 @@ class BoundedPipeline:
         refuse_to_block("'await pipeline.await_ready()'")
         within = patience(self._limits.boot if timeout is None else timeout)
         self._driver.wakers.wait(self._decided, within)
-        self._raise_unless_ready(within)
+        self._serving.refuse_unless_ready(self.health(), within)
 
     async def await_ready(self, timeout: float | timedelta | None = None) -> None:
         """`wait_ready` for a coroutine, with the same `timeout`."""
         within = patience(self._limits.boot if timeout is None else timeout)
         await self._driver.wakers.until(self._decided, within)
-        self._raise_unless_ready(within)
+        self._serving.refuse_unless_ready(self.health(), within)
 
     def _decided(self) -> bool:
         state = self._driver.snapshot.state
         return (state == "ready" and self._loading.done()) or self._driver.over or state in ("failed", "closed")
-
-    def _raise_unless_ready(self, within: float | None) -> None:
-        self._serving.refuse_unless_ready(self.health(), within)
 
     # --- closing -------------------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def _read(path: Path) -> str:
 
 #: What GenAI reads from its properties, and this library does not support.
 _NO_PROPERTIES = {
-    "adapters": "adapters are not supported",
+    "adapters": "give them to the pipeline, as adapters={path: weight}",
     "draft_model": "draft models are not supported",
     "prompt_lookup": "prompt lookup is not supported",
     "scheduler_config": "give it as the second argument, scheduler_config",

@@ -211,7 +211,7 @@ class SchedulerStats:
     restarts_total: int  #: READY again after an engine was lost; one that was recycled is no loss
     kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum
     closes_total: int  #: engines ended by an orderly close (cause CLOSE); in no kills_total
-    recycled_total: int  #: engines ended and replaced for their age or size (cause RECYCLE); in no kills_total
+    recycled_total: int  #: engines replaced for their age or size, or to switch adapters (RECYCLE); in no kills_total
     resumed_total: int  #: taken up again by the next engine (RestartPolicy.resume="continue")
     paused_total: int  #: stopped to make room for what had grown, put back in their place (Admission "adaptive")
     quarantined_total: int  #: ended QUARANTINED: two engines failed on them
@@ -222,6 +222,8 @@ class SchedulerStats:
     forgotten_total: int  #: stays that the engine no longer knew; ended
     times: TimeStats  #: of queueing, of tokens, of whole sequences and of steps, as histograms
     reclaim: ReclaimStats  #: how fast those that were stopped have left
+    #: LoRA adapters that the engine was built with, or, while it is replaced, the one before: file name -> weight
+    adapters: Mapping[str, float] = field(factory=dict)
     #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one
     #: answers: FAILED makes health STALLED only until there is progress, or another engine
     last_probe: ProbeVerdict | None = None
@@ -260,6 +262,7 @@ class Health:
     error: BoundedGenError | None  #: the typed cause of FAILED, also once that is CLOSED; None: it has not failed
     retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED, or never
     findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
+    adapters: Mapping[str, float] = field(factory=dict)  #: those of SchedulerStats
     driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind (`driver_lag_s`)
     #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one
     #: answers: FAILED makes health STALLED only until there is progress, or another engine

@@ -103,6 +103,7 @@ CONSTRUCTOR: dict[str, Any] = {
     "properties": None,
     "tokenizer_properties": None,
     "engine": None,
+    "adapters": None,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_files import LORA_A, LORA_B
 from attrs import evolve
 from core.patients import CPU, GPU, PLAIN, STEPS, facts, hybrid_facts, look, machine, survey, trial, wish
 
@@ -349,7 +350,9 @@ def test_without_a_model_the_page_is_about_the_machine() -> None:
 def test_what_is_recommended_can_be_pasted(of: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     monkeypatch.setattr(b, "BoundedPipeline", lambda *args, **kwargs: made.append((args, kwargs)))
-    request = wish(tokens=512, properties='{"CACHE_DIR": "/c"}', device_lock="/run/lock")
+    request = wish(
+        tokens=512, properties='{"CACHE_DIR": "/c"}', device_lock="/run/lock", adapters='{"a.safetensors": 0.5}'
+    )
     given = advice(request, of)
     assert given is not None
     text = as_python(request, given)
@@ -357,7 +360,7 @@ def test_what_is_recommended_can_be_pasted(of: Trial, monkeypatch: pytest.Monkey
     ((args, kwargs),) = made
     assert args == (str(PLAIN), {name: one.value for name, one in given.scheduler.items()}, "CPU", {"CACHE_DIR": "/c"})
     assert kwargs["limits"] == b.Limits(**{name: one.value for name, one in given.limits.items()})
-    assert kwargs["device_lock"] == "/run/lock"
+    assert (kwargs["device_lock"], kwargs["adapters"]) == ("/run/lock", {"a.safetensors": 0.5})
     assert max(map(len, text.splitlines())) <= WIDTH + 20  # the path of the model is as long as it is
 
 
@@ -393,3 +396,22 @@ def test_the_json_of_what_was_not_measured_says_so_with_null() -> None:
     alone = as_json(Report(asked=wish(None), machine=()))
     assert (alone["model"], alone["measured"], alone["recommended"], alone["status"]) == (None, None, None, 0)
     assert as_json(report(of=failed(HUNG)))["measured"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "seen"),
+    [
+        (LORA_A, OK, "lora_a.safetensors at 1"),
+        (json.dumps({LORA_A: 0.8, LORA_B: -1}), OK, "lora_a.safetensors at 0.8, lora_b.safetensors at -1"),
+        ("/nowhere.safetensors", PROBLEM, "adapter /nowhere.safetensors cannot be read"),
+        (json.dumps({LORA_A: 0}), PROBLEM, "it changes nothing"),
+        (json.dumps({LORA_A: "much"}), PROBLEM, "must be a number"),
+    ],
+)
+def test_adapters_are_looked_at_before_anything_is_loaded(given: str, level: Level, seen: str) -> None:
+    (finding,) = look(BEFORE, Case(wish(adapters=given), machine()), "adapters")
+    assert (finding.level, seen in finding.seen) == (level, True), finding
+
+
+def test_without_adapters_nothing_is_said_of_them() -> None:
+    assert look(BEFORE, Case(wish(), machine()), "adapters") == []

@@ -212,7 +212,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x"]}, "did you mean 'stop_strings'"),
     ({"json_schema": "{}"}, "did you mean 'structured_output_config'"),
     ({"zzz": None}, "'zzz' is not a field"),
-    ({"adapters": object()}, "adapters is not supported yet"),
+    ({"adapters": object()}, "adapters cannot be chosen by request"),
     ({"parsers": ["x"]}, "parsers is not supported yet"),
     ({"echo": True}, "echo is not supported yet"),
     ({"num_assistant_tokens": 3}, "num_assistant_tokens is not supported yet"),

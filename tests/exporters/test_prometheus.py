@@ -78,7 +78,7 @@ def test_no_label_has_values_without_end() -> None:
     labels = {metric.label for metric, _, _ in table.told()}
     assert not labels & {"owner", "label", "id", "lease", "sequence", "generation", "prompt", "reason_text"}
     assert labels == {
-        "", "error", "reason", "bound", "event", "cause", "pool", "proof", "limit", "boundedgen_health",
+        "", "adapter", "error", "reason", "bound", "event", "cause", "pool", "proof", "limit", "boundedgen_health",
         "boundedgen_last_probe",
     }  # fmt: skip
 

@@ -57,7 +57,8 @@ def _model(told: Plain) -> str:
     asked, facts = told["configuration"], told["facts"]
     model = asked.get("models_path", "an engine of the caller's own")
     device = f"{asked.get('device', 'a device')}: it was never ready" if facts is None else facts["device"]
-    return f"{model} on {device}"
+    adapters = ", ".join(f"{name} at {weight:g}" for name, weight in (facts or {}).get("adapters") or ())
+    return f"{model} on {device}" + (f", with {adapters}" if adapters else "")
 
 
 def _row_of_failures(folder: Path, told: Plain) -> str:

@@ -18,6 +18,7 @@ from boundedgen._core._pause import Pause
 from boundedgen._core._phases import SequencePhase, StayPhase, move
 from boundedgen._core._sequences import Ended, Sequence
 from boundedgen._core._stays import Stay
+from boundedgen._core._switch import Switch
 from boundedgen._core._tally import Tally
 from boundedgen._core._watch import Watch
 
@@ -44,6 +45,8 @@ class Books:
         self.admission = admission
         self.life = Life(limits)
         self.pause = Pause(limits)
+        self.equipment = 0  # number of what engines are built from; means nothing here
+        self.switch: Switch | None = None  # to another one, under way
         self.watch = Watch(limits)
         self.ledger = Ledger()
         self.clock = ReadyClock()

@@ -27,7 +27,7 @@ class Cause(enum.StrEnum):
     WIRE = "wire"  #: a frame that cannot be read
     CANARY = "canary"  #: the generation before traffic did not come back right
     CLOSE = "close"  #: the pipeline was closed
-    RECYCLE = "recycle"  #: it was too old or too large, and held nothing
+    RECYCLE = "recycle"  #: it was too old or too large, or is to have other adapters, and held nothing
 
     @property
     def orderly(self) -> bool:
@@ -68,6 +68,7 @@ class EngineFacts:
     canary: tuple[int, ...] = ()  #: token ids that it generated before anybody else's, greedily
     exact: bool = False  #: the same settings give the same canary, in every incarnation
     kind: str = ""  #: "prompt_lookup" or "draft"; empty: nothing beside text
+    adapters: tuple[tuple[str, float], ...] = ()  #: file name and weight of each that it was built with
 
 
 # --- reports -----------------------------------------------------------------------------------------------------
@@ -324,6 +325,23 @@ class Probe:
 
 
 @frozen
+class Equip:
+    """The engines from here on are built from the equipment with this number, which means nothing to the core."""
+
+    number: int
+
+
+@frozen
+class Switched:
+    """What became of a switch of equipment; once for each that was asked for."""
+
+    number: int
+    outcome: str  #: "done", "late", "failed" (the engine did not start), "dropped", "closed" or "busy"
+    detail: str = ""
+    kind: str = ""  #: of "failed": as in BootFailed
+
+
+@frozen
 class EndLease:
     lease: str
     how: str  #: "expired" or "revoked"
@@ -337,4 +355,19 @@ class Became:
     detail: str
 
 
-Effect = Spawn | Kill | Lost | Admit | Stop | Emit | Settle | Prove | DecideRestart | Probe | EndLease | Became
+Effect = (
+    Spawn
+    | Kill
+    | Lost
+    | Admit
+    | Stop
+    | Emit
+    | Settle
+    | Prove
+    | DecideRestart
+    | Probe
+    | Equip
+    | Switched
+    | EndLease
+    | Became
+)

@@ -17,6 +17,7 @@ from boundedgen._core._life import Death
 from boundedgen._core._phases import EnginePhase
 from boundedgen._core._reporting import Reporting
 from boundedgen._core._sequences import Sequence, Submission
+from boundedgen._core._switch import Switch
 from boundedgen._core._watch import LATE
 from boundedgen._errors import FinishReason as Why
 
@@ -79,6 +80,7 @@ class Governor(Reporting):
         self.names.add(sequence.submission)
         if first is not None:
             sequence.take_the_place_of(first)
+        self._hold_back(sequence)
         if sequence.cleared:
             self._enqueue(sequence, now)
         if first is not None and sequence.id in self.sequences:  # else it can never fit
@@ -147,6 +149,20 @@ class Governor(Reporting):
             self._fail(now, "the restart budget is used up")
         else:
             self.life.respawn_at = now + max(0.0, delay_s)
+
+    def exchange(self, number: int, drain_s: float, now: float) -> None:
+        """Go on with engines built from the equipment `number`, once nobody is left who was submitted before."""
+        if self.switch is not None:
+            self._effects.append(ev.Switched(number, "busy"))
+            return
+        self.switch = Switch(number, now + drain_s)
+        if self.life.over or self.life.closing:
+            self._switched("closed", now, self.failed_because)
+
+    def keep(self, number: int, now: float) -> None:
+        """Whoever asked for that waits no longer: it is dropped, unless the engine is being exchanged already."""
+        if self.switch is not None and self.switch.number == number and self.switch.before is None:
+            self._switched("dropped", now)
 
     def close(self, drain_s: float, now: float) -> None:
         """Nothing new; what is inside may end by itself until the drain is over. A later call can only shorten it."""

@@ -15,7 +15,20 @@ from boundedgen._core._governor import Governor
 #: Every method that changes the governor. None of them calls another.
 INPUTS = (
     *("start", "submit", "clear", "refuse", "cancel", "tighten", "grant", "renew", "revoke", "expire", "seen"),
-    *("restart", "close", "give_up", "pulse", "under_way", "receive", "tick", "leases_due", "next_wakeup", "poll"),
+    *(
+        "restart",
+        "exchange",
+        "keep",
+        "close",
+        "give_up",
+        "pulse",
+        "under_way",
+        "receive",
+        "tick",
+        "leases_due",
+        "next_wakeup",
+        "poll",
+    ),
 )
 LARGE = 32  #: sequences and leases; the state of more is not copied, for that would hold up the driver
 MOST = 2  #: times as many inputs as are to be kept, while the state is large; then the beginning is lost

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from boundedgen._core import _events as ev
 from boundedgen._core._admission import AHEAD
 from boundedgen._core._phases import SequencePhase, StayPhase
-from boundedgen._core._recycling import Recycling
 from boundedgen._core._sequences import Sequence
+from boundedgen._core._switching import Switching
 from boundedgen._core._times import FIRST_TOKEN, NEXT_TOKEN, STEP
 from boundedgen._errors import FinishReason as Why
 
 CACHE_TRIES = 3  #: stays that the engine may end for lack of cache before the sequence is given up
 
 
-class Reporting(Recycling):
+class Reporting(Switching):
     def _progressed(self, report: ev.Progress, now: float) -> None:
         if not self.life.up:
             return

@@ -61,6 +61,7 @@ class Sequence:
     strikes: int = 0  #: those of them that it is suspected of
     suspect: bool = False  #: of the last one, and it has shown no token since
     lease: str | None = None
+    later: bool = False  #: it came while a switch was under way, and waits for what that comes to
     since: float = field(init=False)  #: when it was submitted, or the first of those that it superseded in turn
     elder: int = field(init=False)  #: the id of that one
 

@@ -35,6 +35,8 @@ class Settling(Books):
         return row is not None
 
     def _enqueue(self, sequence: Sequence, now: float) -> None:
+        if sequence.later:
+            return
         capacity = self.ledger.capacity
         if capacity is not None and not sequence.submission.probe and capacity.lacking(self._needs(sequence, capacity)):
             if sequence.resumed or sequence.tokens:
@@ -76,6 +78,8 @@ class Settling(Books):
         del self.sequences[sequence.id]
         if not self.sequences:
             self.sequences.clear()  # which gives its memory back
+        if sequence.later and self.switch is not None:
+            self.switch.later -= 1
         self.names.remove(sequence.submission)
         self._line(sequence).remove(sequence.id)
         self._wall.set(sequence.id, None)
@@ -153,6 +157,7 @@ class Settling(Books):
     def _meanwhile(self, sequence: Sequence, now: float) -> str:
         """What the engine has to do with a deadline that was reached, in words; empty: it was there, and went on."""
         said = ["it had not entered the engine"] if sequence.admitted_at is None else []
+        said += ["the lane was switching adapters"] if sequence.later else []
         life, stood, pulse = self.life, self.clock.stood(now) - sequence.stood, self.watch.pulse
         if not life.up:
             doing, why = "started" if life.facts is None else "replaced", life.why()

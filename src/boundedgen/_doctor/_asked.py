@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from boundedgen._arguments import plain_str
 from boundedgen._bounds import Limits
@@ -30,6 +30,7 @@ class Asked:
     properties: Mapping[str, Any]
     tokens: int  #: of a sequence: prompt and answer
     sequences: int | None = None  #: that are wanted at once; None: as many as fit, within reason
+    adapters: Mapping[str, Any] = field(factory=dict)  #: path -> weight, of the lane
     device_lock: str | None = None
     beside: bool = False  #: load, whoever else runs an engine there
     boot_s: float  #: that the engine may take until it is ready
@@ -43,11 +44,15 @@ def asked(
     properties: str | None = None,
     tokens: int | None = None,
     sequences: int | None = None,
+    adapters: str | None = None,
     device_lock: str | None = None,
     beside: bool = False,
     boot: float | None = None,
 ) -> Asked:
-    """From the command line. `scheduler` and `properties`: JSON, or a file of it. Raises TypeError or ValueError."""
+    """From the command line. `scheduler`, `properties`, `adapters`: JSON, or a file of it; one adapter is its file.
+
+    Raises TypeError or ValueError.
+    """
     settings = _json("--scheduler", scheduler)
     if not device:
         raise ValueError("--device is empty; give a device as OpenVINO names it: GPU, GPU.1, CPU")
@@ -63,10 +68,17 @@ def asked(
         properties=plain_properties(_json("--properties", properties), name="--properties"),
         tokens=tokens or _usual_tokens(path),
         sequences=sequences,
+        adapters=_adapters(adapters),
         device_lock=None if device_lock is None else os.path.abspath(device_lock),
         beside=beside,
         boot_s=Limits().boot if boot is None else Limits(boot=boot).boot,
     )
+
+
+def _adapters(given: str | None) -> dict[str, Any]:
+    if given is None or not given.endswith(".safetensors"):
+        return _json("--adapters", given)
+    return {given: 1.0}
 
 
 def _json(option: str, given: str | None) -> dict[str, Any]:

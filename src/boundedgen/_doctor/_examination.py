@@ -16,7 +16,14 @@ from boundedgen._doctor._trial import Trial, host_of, tried
 from boundedgen._grammar import GrammarChecker
 from boundedgen.abc import EngineHost
 
-_IN_VAIN = ("versions", "kernel", "device", "cache", "model")  #: checks with a problem of which nothing can be loaded
+_IN_VAIN = (
+    "versions",
+    "kernel",
+    "device",
+    "cache",
+    "model",
+    "adapters",
+)  #: checks with a problem of which nothing can be loaded
 _GRAMMAR, _GRAMMAR_S = ("regex", "[ab]"), 30.0  # a small one: how fast it is, is not the question
 
 

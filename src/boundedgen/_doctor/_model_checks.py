@@ -7,6 +7,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from boundedgen._adapters import adapters_of
+from boundedgen._bounds import Limits
 from boundedgen._core._events import Cause
 from boundedgen._doctor._advice import as_blocks, blocks_for, cache_bytes_of
 from boundedgen._doctor._finding import Check, Finding, amount, count, figure, ok, problem, span, warning
@@ -44,6 +46,19 @@ def model(case: Case) -> Iterator[Finding]:
     yield ok(f"{path} is {kind}, {amount(weights_bytes(path))} of weights")
 
 
+def adapters(case: Case) -> Iterator[Finding]:
+    """The LoRA adapters, if any are given, fit the model."""
+    asked = case.asked
+    if not asked.adapters or model_defect(Path(asked.model or "")):
+        return
+    try:
+        adapters_of(asked.adapters, asked.model or "", Limits()).close()
+    except (TypeError, ValueError) as error:
+        yield problem(f"{error}.", "Give --adapters FILE.safetensors, or a JSON object of such files and weights.")
+        return
+    yield ok(", ".join(f"{Path(path).name} at {weight:g}" for path, weight in asked.adapters.items()))
+
+
 def room(case: Case) -> Iterator[Finding]:
     """The weights, and the cache if its size is given, find room in the memory that is free."""
     asked, path = case.asked, Path(case.asked.model or "")
@@ -75,7 +90,7 @@ def lane(case: Case) -> Iterator[Finding]:
         yield warning(f"the model was not loaded: {why} a lane runs here, which is not to be disturbed.", do)
 
 
-BEFORE: tuple[Check[Case], ...] = tuple(Check(look.__name__, look) for look in (model, room, lane))
+BEFORE: tuple[Check[Case], ...] = tuple(Check(look.__name__, look) for look in (model, adapters, room, lane))
 
 
 # --- after -----------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def as_python(asked: Asked, given: Recommendation) -> str:
         "    },",
         f"    {_quoted(asked.device)},",
         *_properties(asked),
+        *([f"    adapters={dict(asked.adapters)!r},"] if asked.adapters else []),
         "    limits=b.Limits(",
         *_entries(given.limits, lambda name: f"{name}="),
         "    ),",

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 
 from attrs import evolve, frozen
 
+from boundedgen._adapters import adapters_of
 from boundedgen._admission import Admission
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._core._admission import Capacity
@@ -77,7 +78,7 @@ def host_of(asked: Asked) -> EngineHost:
     """The engine that a pipeline with these arguments would have, without the tokenizer in this process."""
     from boundedgen._engine._host import GenAIHost
 
-    return GenAIHost(
+    host = GenAIHost(
         asked.model,
         asked.scheduler.fields,
         asked.device,
@@ -87,6 +88,8 @@ def host_of(asked: Asked) -> EngineHost:
         tokenizer=NoText,
         insist_prefix_caching=asked.scheduler.insist_prefix_caching,
     )
+    host.adapters = adapters_of(asked.adapters, asked.model or "", _limits(asked))
+    return host
 
 
 def _limits(asked: Asked) -> Limits:

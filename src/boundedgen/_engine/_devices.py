@@ -112,6 +112,7 @@ _LOST = re.compile(
 )
 #: the engine's words, and what to do about them; the first that matches
 _MODEL = (
+    (r"LoRA", "The engine does not take one of the adapters beside this model. Use one that was trained for it."),
     (r"could not find a model in the directory", f"There is no model at that path. {GIVE}"),
     (
         r"incorrect weights in bin file|is_valid_weights_range",

@@ -19,6 +19,7 @@ from boundedgen._engine import _pools
 from boundedgen._engine._cut_stops import CutStops, OwnStops
 from boundedgen._engine._devices import diagnose, preflight
 from boundedgen._engine._findings import untested
+from boundedgen._engine._lora import adapter_properties
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen._engine._stay import Census, Stay, generation_config
 from boundedgen._kinds import TEXT, Kind
@@ -188,7 +189,7 @@ def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
     config = genai.SchedulerConfig()
     for name, value in plan.scheduler.items():
         setattr(config, name, value)
-    properties = {**spec["properties"], **_of_kind(spec, plan)}
+    properties = {**spec["properties"], **_of_kind(spec, plan), **adapter_properties(spec.get("adapters", ()))}
     pipeline = genai.ContinuousBatchingPipeline(
         spec["models_path"], config, spec["device"], properties, dict(spec["tokenizer_properties"])
     )
@@ -238,6 +239,7 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             canary=engine.canary(),
             exact=spec["device"] == "CPU" and _EXACT in spec["properties"].items(),
             kind=plan.kind.name,
+            adapters=tuple((one["name"], one["weight"]) for one in spec.get("adapters", ())),
         )
     )
     return engine

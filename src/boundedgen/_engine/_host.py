@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, final
 
 from boundedgen import _engine
+from boundedgen._adapters import AdapterSet
 from boundedgen._bounds import Limits
 from boundedgen._core._events import (
     BootFailed,
@@ -81,10 +82,12 @@ class GenAIHost:
             "tokenizer_properties": dict(tokenizer_properties),
             "insist_prefix_caching": insist,
             "kind": kind.spec(),
+            "adapters": [],
             "fault": None if fault is None else dict(fault),
         }
 
     lock: int | None = None  #: a descriptor that every engine inherits (`_device_lock`)
+    adapters: AdapterSet | None = None  #: of the engines from here on
     _tokenizer: Tokenizer | None
     _last: ChildLink | None = None
     _served = False  #: an earlier incarnation was ready: a device that is missing now was there once
@@ -92,9 +95,13 @@ class GenAIHost:
     def spawn(self, incarnation: int) -> ChildLink:
         """Start a fresh engine. By the driver's thread only. Raises what starting a process does, OSError mostly."""
         self._served = self._served or (self._last is not None and self._last.was_ready)
-        link = start(self._module, incarnation, self._limits, () if self.lock is None else (self.lock,))
+        spec = {**self._spec, "served": self._served, "device_lock": self.lock}
+        inherited = () if self.lock is None else (self.lock,)
+        if self.adapters is not None:
+            spec["adapters"], inherited = self.adapters.spec(), (*inherited, *self.adapters.filenos())
+        link = start(self._module, incarnation, self._limits, inherited)
         try:
-            link.send(Boot({**self._spec, "served": self._served, "device_lock": self.lock}))
+            link.send(Boot(spec))
             link.flush()
         except BaseException:
             link.dispose()

@@ -5,7 +5,7 @@ from pathlib import Path
 from boundedgen._engine import _gguf
 from boundedgen._engine._defect import Defect
 
-_IR = ("openvino_model.xml", "openvino_language_model.xml")
+IR = ("openvino_model.xml", "openvino_language_model.xml")
 _CHECKPOINT = ("*.safetensors", "pytorch_model*.bin", "*.pt")
 
 GIVE = "Give an OpenVINO model folder or a .gguf file."
@@ -30,7 +30,7 @@ def _path_defect(path: Path) -> Defect | None:
     if path.is_dir():
         return _folder_defect(path)
     if path.suffix.lower() != ".gguf":
-        folder = f" {path.parent}" if path.name in _IR else ""
+        folder = f" {path.parent}" if path.name in IR else ""
         return Defect(
             f"{path} is neither a model folder nor a .gguf file.",
             f"Give the folder{folder} that holds openvino_model.xml.",
@@ -49,7 +49,7 @@ def _like_a_hub_id(path: Path) -> bool:
 
 
 def _folder_defect(path: Path) -> Defect | None:
-    present = [name for name in _IR if (path / name).is_file()]
+    present = [name for name in IR if (path / name).is_file()]
     if not present:
         return Defect(f"{path} holds no OpenVINO model (openvino_model.xml).", _remedy_for_folder(path))
     weights = path / present[0].replace(".xml", ".bin")

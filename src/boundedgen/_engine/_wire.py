@@ -301,7 +301,7 @@ def _from_ready(e: Ready) -> list[Any]:
     return [
         *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
         *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact, f.kind),
-        e.rss_bytes,
+        *([list(adapter) for adapter in f.adapters], e.rss_bytes),
     ]
 
 
@@ -310,9 +310,14 @@ def _to_pool(v: Any) -> PoolFacts:
     return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block), _int(lookahead), _int(each))
 
 
+def _to_adapter(v: Any) -> tuple[str, float]:
+    name, weight = _list(v)
+    return _str(name), _float(weight)
+
+
 def _to_ready(incarnation: int, v: Any) -> Ready:
     device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
-    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, kind, rss_bytes = rest
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, kind, adapters, rss_bytes = rest
     facts = EngineFacts(
         device=_str(device),
         versions={name: _str(version) for name, version in _dict(versions).items()},
@@ -329,6 +334,7 @@ def _to_ready(incarnation: int, v: Any) -> Ready:
         canary=_ints(canary),
         exact=_bool(exact),
         kind=_str(kind),
+        adapters=_each(_to_adapter, adapters),
     )
     return Ready(incarnation, facts, _or_none(_int, rss_bytes))
 
