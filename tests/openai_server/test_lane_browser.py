@@ -58,15 +58,13 @@ def stopped(pid: int) -> Iterator[None]:
 # --- what it shows ---------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_and_goes_is_seen_within_a_second(page: Page, lane: Served) -> None:
+def test_what_comes_and_goes_is_seen_at_once(page: Page, lane: Served) -> None:
     assert page.part("state") == "READY"
     assert page.browser.title == "READY hybrid"
     assert page.part("troubles") == "nothing is wrong that can be seen from here" or lane.stats()["restarts_total"]
     assert page.part("younger") == "nothing inside"
-    began = time.monotonic()
     with inside(lane, "k-ann", "k-bob", "k-ann", "k-ann", "k-bob"):
-        page.until(lambda: len(page.rows()) == 5, "that five are inside")
-        assert time.monotonic() - began < 3
+        page.until(lambda: len(page.rows()) == 5, "that five are inside", 2)
         told = lane.stats_rows()
         rows = page.rows()
         assert [row["id"] for row in rows] == [str(row["id"]) for row in told]
@@ -74,7 +72,7 @@ def test_what_comes_and_goes_is_seen_within_a_second(page: Page, lane: Served) -
         assert [row["phase"] for row in rows] == ["running"] * 4 + ["waiting"]
         assert {row["bound"] for row in rows} == {"total"}
         assert all(row["left"].startswith(("9m5", "10m")) for row in rows)
-        page.until(lambda: page.rows()[0]["tokens"] > rows[0]["tokens"], "that tokens grow")
+        page.until(lambda: int(page.rows()[0]["tokens"]) > int(rows[0]["tokens"]), "that tokens grow")
         assert page.part("slots") == "4 of 4"
         assert page.part("waiting") == "1 waiting"
         assert page.part("step").endswith("s") or page.part("step") == "no step"
