@@ -147,7 +147,7 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=figures.count, default=10)
     parser.add_argument("--profile", type=float, default=0.0, help="seconds; 0: no profile")
 
 

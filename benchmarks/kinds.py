@@ -361,9 +361,9 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--runs", type=figures.count, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
-    parser.add_argument("--rounds", type=int, default=10, help="of the comparison")
+    parser.add_argument("--rounds", type=figures.count, default=10, help="of the comparison")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
 
 

@@ -1,6 +1,6 @@
 """How late the asyncio loop of the embedding process is while prompts of 1,500 tokens are prefilled: SmolLM2.
 
-    python benchmarks/lag.py [--rounds 5] [--short] [--json FILE]
+    python benchmarks/lag.py [--rounds 6] [--short] [--json FILE]
 
 Beside it the loop of an asyncio server that steps in a thread of its own process. The same prompts at once, on one
 engine that takes a whole prompt in a step, in turn.
@@ -39,14 +39,14 @@ def measure(given: argparse.Namespace) -> list[Figure]:
     work = on_small(2, 300, 2) if given.short else on_smollm2(4, 1500, 2)
     rounds = 1 if given.short else given.rounds
     scheduler = {**work.scheduler(), "max_num_batched_tokens": work.prompt}
-    ours: list[float] = []
-    theirs: list[float] = []
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
     limits = boundedgen.Limits(running_max=work.sequences)
     with contextlib.closing(Contest(work.model, scheduler, limits)) as contest:
         for round_ in range(rounds):
-            ours += asyncio.run(bounded(contest.pipeline, work, round_))
+            ours.append(asyncio.run(bounded(contest.pipeline, work, round_)))
             answer = contest.ask("in_process", prompts=work.prompts(round_), new=work.new, tick=TICK)
-            theirs += answer["lags"]
+            theirs.append(answer["lags"])
     return [
         _late("boundedgen", work, ours, 0.99, "<= 5"),
         _late("boundedgen", work, ours, 1.0, ""),
@@ -55,14 +55,15 @@ def measure(given: argparse.Namespace) -> list[Figure]:
     ]
 
 
-def _late(whose: str, work: Workload, lags: list[float], share: float, target: str) -> Figure:
+def _late(whose: str, work: Workload, lags: list[list[float]], share: float, target: str) -> Figure:
     name = f"{whose}: loop lag while {work.sequences} prompts of {work.prompt} tokens are prefilled, "
     name += "p99" if share < 1 else "largest"
-    return figures.sampled(PART, name, [1000 * lag for lag in lags], "ms", share, target=target)
+    late = [[1000 * lag for lag in round_] for round_ in lags]
+    return figures.sampled(PART, name, late, "ms", share, target=target)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=figures.count, default=6)
 
 
 if __name__ == "__main__":

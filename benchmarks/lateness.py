@@ -223,12 +223,14 @@ async def measured(state: str, samples: int, threads: int) -> Answers:
 
 def at_deadlines(state: str, samples: int, threads: int = 0) -> list[Figure]:
     found = asyncio.run(measured(state, samples, threads))
+    if not found.at:
+        sys.exit(f"{PART}: engine {state}: none of {samples} was ended by its deadline")
     late, of_itself = found.late(), figures.quantile(found.late_of_themselves(), 0.99)
     beside_ = f", {threads} busy thread{'s' * (threads > 1)}" if threads else ""
     note = f"p50 {figures.quantile(late, 0.5):.2f} ms, largest {max(late):.2f} ms, {len(late)} samples"
     note += f"; p99 without waiting for a processor {of_itself:.2f} ms"
-    target = "" if threads else TARGET
-    return [figures.sampled(PART, f"engine {state}{beside_}: p99", late, "ms", 0.99, target=target, note=note)]
+    target, together = "" if threads else TARGET, figures.blocks(late, round(LIFE / EVERY))
+    return [figures.sampled(PART, f"engine {state}{beside_}: p99", together, "ms", 0.99, target=target, note=note)]
 
 
 # --- releases ----------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--samples", type=int, default=1000, help="of each state")
+    parser.add_argument("--samples", type=figures.count, default=1000, help="of each state")
     parser.add_argument("--states", nargs="+", choices=STATES, default=list(STATES))
 
 

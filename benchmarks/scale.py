@@ -29,7 +29,7 @@ from boundedgen.testing import SimModel, Simulation
 PART = "scale"
 PROMPT = [5, 6, 7, 8]
 WINDOW = 1.0  #: seconds
-STATS = 500  #: calls
+STATS = 500  #: calls, in each cycle
 RESIDENT = 40_000  #: tokens of the one that is there all the time
 PATIENCE = 60.0  #: seconds until all of the crowd waits, and until none does
 MIB = 1 << 20
@@ -83,7 +83,7 @@ class Lane:
 class Beside:
     alone: list[float] = field(factory=list)
     crowded: list[float] = field(factory=list)
-    stats: dict[str, list[float]] = field(factory=dict)
+    stats: dict[str, list[list[float]]] = field(factory=dict)  #: microseconds, by state, cycle by cycle
 
 
 def stats_us(pipeline: b.BoundedPipeline) -> list[float]:
@@ -98,17 +98,19 @@ def stats_us(pipeline: b.BoundedPipeline) -> list[float]:
 async def beside_a_crowd(lane: Lane, sequences: int, crowd: int, cycles: int, window: float) -> Beside:
     found = Beside()
     async with lane.pipeline:
-        found.stats["idle"] = stats_us(lane.pipeline)
+        for _ in range(cycles):
+            found.stats.setdefault("idle", []).append(stats_us(lane.pipeline))
+            await asyncio.sleep(window / cycles)
         clients = [asyncio.create_task(lane.client(number)) for number in range(sequences)]
         await asyncio.sleep(window)
-        found.stats["serving"] = stats_us(lane.pipeline)
         for _ in range(cycles):
             resident = lane.resident()
             found.alone.append(await lane.rate(window))
+            found.stats.setdefault("serving", []).append(stats_us(lane.pipeline))
             leases, generations = lane.crowd()
             await lane.until_waiting(crowd, crowd + sequences)
             found.crowded += [await lane.rate(window), await lane.rate(window)]
-            found.stats["crowded"] = stats_us(lane.pipeline)
+            found.stats.setdefault("crowded", []).append(stats_us(lane.pipeline))
             for lease in leases:
                 lease.revoke()
             await lane.until_waiting(0, sequences)
@@ -221,10 +223,10 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cycles", type=int, default=10)
-    parser.add_argument("--crowd", type=int, default=10_000)
-    parser.add_argument("--leases", type=int, default=1000)
-    parser.add_argument("--generations", type=int, default=1_000_000)
+    parser.add_argument("--cycles", type=figures.count, default=10)
+    parser.add_argument("--crowd", type=figures.count, default=10_000)
+    parser.add_argument("--leases", type=figures.count, default=1000)
+    parser.add_argument("--generations", type=figures.count, default=1_000_000)
 
 
 if __name__ == "__main__":

