@@ -109,7 +109,8 @@ def bench(session: nox.Session) -> None:
     session.install("--quiet", "matplotlib", "py-spy")
     install_model(session)
     install_gpu_emulation(session)
-    session.run("python", "benchmarks/suite.py", *session.posargs)
+    # Interrupted, it gives the engines time to close and says where the figures are.
+    session.run("python", "benchmarks/suite.py", *session.posargs, interrupt_timeout=90, terminate_timeout=30)
 
 
 @nox.session

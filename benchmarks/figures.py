@@ -197,7 +197,7 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
         "processor": _processor(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),  # that it may use
         "memory_gib": round(memory),
         "kernel": platform.release(),
         **versions,
@@ -364,6 +364,13 @@ def alone(
     parser.add_argument("--json", help="write the figures there")
     options(parser)
     given = parser.parse_args()
+    if given.json:
+        try:
+            Path(given.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(f"{given.json}.part").touch()
+            Path(f"{given.json}.part").unlink()
+        except OSError as why:  # before it measures, not after
+            parser.error(f"cannot write {given.json}: {why}")
     load = Load()
     found = measure(given)
     if found:

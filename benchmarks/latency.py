@@ -97,12 +97,11 @@ class Seen:
         self.between.append([1000 * (later - earlier) for at in times for earlier, later in itertools.pairwise(at)])
 
 
-def compare(plan: Plan) -> list[Figure]:
-    work = plan.make()
+def compare(work: Workload, rounds: int) -> list[Figure]:
     raw, bounded = Seen(), {name: Seen() for name in READERS}
     limits = boundedgen.Limits(running_max=work.sequences)
     with contextlib.closing(Contest(work.model, work.scheduler(), limits)) as contest:
-        for round_ in range(plan.rounds + 2):
+        for round_ in range(rounds + 2):
             prompts = work.prompts(round_)
             seen = {"raw": contest.ask("raw_times", prompts=prompts, new=work.new, pause=PAUSE)}
             for name, reader in READERS.items():
@@ -127,7 +126,8 @@ def _added(name: str, bounded: Seen, raw: Seen) -> list[Figure]:
 
 
 def measure(given: argparse.Namespace) -> list[Figure]:
-    return [figure for plan in (SHORT if given.short else PLANS) for figure in compare(plan)]
+    plans = [(plan.make(), plan.rounds) for plan in (SHORT if given.short else PLANS)]  # all, before any is measured
+    return [figure for work, rounds in plans for figure in compare(work, rounds)]
 
 
 if __name__ == "__main__":

@@ -22,10 +22,12 @@ from typing import Any
 
 import figures
 from figures import Figure
+from workload import smollm2
 
 HERE = Path(__file__).parent
 FAILED = "the part came through"
 UNFINISHED = "unfinished.json"
+SMALL = {"scale", "emulated_gpu"}  #: parts that do without SmolLM2
 CLOSES_S = 60  #: that an interrupted part gets to close its engines
 #: The options with which a part runs here.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -163,6 +165,8 @@ def main() -> int:
     except (figures.NoRun, OSError) as why:
         parser.error(str(why))
     (given.out / UNFINISHED).unlink()
+    if not (given.merge or given.short) and set(given.parts) - SMALL:
+        smollm2()  # it is missed now, not in the last part
     signal.signal(signal.SIGTERM, _terminated)
     try:
         found = found or measured(given.parts, given.out, short=given.short)

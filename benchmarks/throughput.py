@@ -136,10 +136,8 @@ def _lag(name: str, whose: str, lags: list[list[float]], target: str) -> Figure:
 def measure(given: argparse.Namespace) -> list[Figure]:
     rows = SHORT if given.short else {name: ROWS[name] for name in given.rows}
     pairs, lives = (2, 1) if given.short else (given.pairs, given.lives)
-    found: list[Figure] = []
-    for name, work in rows.items():
-        found += compare(name, work(), pairs, lives)
-    return found
+    works = {name: work() for name, work in rows.items()}  # all, before any is measured
+    return [figure for name, work in works.items() for figure in compare(name, work, pairs, lives)]
 
 
 def options(parser: argparse.ArgumentParser) -> None:

