@@ -195,7 +195,8 @@ def test_a_part_that_fails_costs_its_own_figures_and_the_success_of_the_suite(
 def test_an_interrupted_suite_keeps_what_it_has_and_leaves_nobody_behind(how: str, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group, `kill` to the suite only."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent / "src"), *sys.path])}
-    script = "import pathlib, sys, suite; suite.smollm2 = str; suite.HERE = pathlib.Path(sys.argv.pop(1)); sys.exit(suite.main())"
+    script = "import pathlib, sys, suite; suite.smollm2 = str; suite.HERE = pathlib.Path(sys.argv.pop(1))"
+    script += "; sys.exit(suite.main())"
     figures.write(tmp_path / "it", [Figure("start", "import", 1.0, "ms")])
     (tmp_path / "start.py").write_text(
         "import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text(pathlib.Path(__file__).with_name('it').read_text())"
