@@ -297,7 +297,7 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session
 def compat(session: nox.Session) -> None:
-    """The tests that concern the engine, on the last three releases of openvino-genai; writes docs/compatibility.md."""
+    """The tests that concern the engine, on the last releases of openvino-genai; writes docs/compatibility.md."""
     session.install("--quiet", "attrs")
     session.run("python", "tests/conformance/compat.py", *session.posargs)
 

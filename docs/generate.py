@@ -35,6 +35,9 @@ from boundedgen._doctor._page import Report, page
 from boundedgen._doctor._trial import Rate, Step, Trial
 from boundedgen._engine._findings import TESTED
 from boundedgen._fields import remark
+from boundedgen._generation_fields import FIELDS
+from boundedgen._refused_fields import REFUSED, REFUSED_OF_SCHEDULER, Refused
+from boundedgen._scheduler_config import TAKEN, WHOLE
 from boundedgen.endpoints import Answer, kubernetes_probes, liveness, readiness, startup
 from boundedgen.exporters import _metrics
 from boundedgen.systemd import Notifier
@@ -68,6 +71,81 @@ def limits() -> str:
     """Every limit of a pipeline."""
     rows = ((code(r["name"]), code(r["default"]), r["unit"], r["why"]) for r in Limits.table())
     return table(["Limit", "Default", "Unit", "Why"], rows)
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def generation_fields() -> str:
+    """Every field of GenerationConfig: what it takes, or why it is refused; and the test that shows it."""
+    takes = {name: WORDS.get(kind.what) or kind.words() for name, kind in sorted(FIELDS.items())}
+    return table(FIELD_HEAD, iter(taken_rows(takes, FIELD_NOTES) + refused_rows(dict(sorted(REFUSED.items())))))
+
+
+def scheduler_config_fields() -> str:
+    """Of SchedulerConfig."""
+    takes = {name: whole_takes(name) if name in WHOLE else FLAG for name in TAKEN}
+    return table(FIELD_HEAD, iter(taken_rows(takes, SCHEDULER_NOTES) + refused_rows(REFUSED_OF_SCHEDULER)))
+
+
+def grammar_kinds() -> str:
+    """Of StructuredOutputConfig: exactly one of them."""
+    return table(["Field", "Takes"], ([code(f"structured_output_config.{name}"), GRAMMARS[name]] for name in GRAMMARS))
+
+
+FIELD_HEAD = ("Field", "Takes", "", "Remark, or the reason and the way out", "Test")
+FLAG = "True or False"
+WORDS = {
+    "flag": FLAG,
+    "ids": "a list, a tuple or a set of token ids; at most `Limits.stop_token_ids`",
+    "strings": "a list, a tuple or a set of texts; at most `Limits.stop_strings`",
+    "stop_criteria": "`EARLY`, `HEURISTIC`, `NEVER`, or the engine's constants",
+    "structured": "one grammar, see below",
+}
+FIELD_NOTES = {
+    "max_new_tokens": "`Limits.max_new_tokens_default` if not set, `Limits.max_new_tokens` at most",
+    "max_length": "counts the prompt; becomes `max_new_tokens`",
+    "ignore_eos": "beams end all the same",
+    "eos_token_id": "one id or several; the model's own if not set",
+    "apply_chat_template": "for a str prompt; off if not set",
+    "logprobs": "1 or more: one value a token, as the engine has it",
+    "rng_seed": "drawn if not set; `Completion.seed` tells it",
+    "num_beams": "at most `Limits.sequences_max`; shows nothing before its end",
+    "num_return_sequences": "at most `Limits.sequences_max`; shows nothing before its end",
+    "stop_strings": "matched to the character, by us; not with beams",
+}
+SCHEDULER_NOTES = {
+    "cache_size": "GB; bounded also if neither it nor `num_kv_blocks` is set",
+    "enable_prefix_caching": "off on a hybrid model, unless `unsafe_prefix_caching` insists",
+    "max_num_seqs": "`Limits.running_max` if that is not set",
+}
+GRAMMARS = {
+    "json_schema": "a JSON schema, as text or a mapping",
+    "regex": "a regular expression",
+    "grammar": "an EBNF grammar",
+    "structural_tags_config": "a structural tag as JSON, text or a mapping; an object of the engine's; or a mapping of "
+    "`structural_tags` and `triggers`",
+    "compound_grammar": "an object of the engine's (`Concat`, `Union`, `Tag`, `TriggeredTags`, …), or its JSON as a "
+    "mapping: `{'type': 'sequence', 'elements': […]}`",
+}
+
+
+def taken_rows(takes: Mapping[str, str], notes: Mapping[str, str]) -> list[list[str]]:
+    return [[code(name), words, "taken", notes.get(name, ""), shown("taken", name)] for name, words in takes.items()]
+
+
+def refused_rows(refused: Mapping[str, Refused]) -> list[list[str]]:
+    rows = refused.items()
+    return [[code(name), "", "**refused**", f"{one.why}; {one.instead}", shown("refused", name)] for name, one in rows]
+
+
+def shown(how: str, field: str) -> str:
+    """The test that shows it, as it is told in short: the page says which names these are."""
+    return code(f"{how}[{field}]")
+
+
+def whole_takes(name: str) -> str:
+    return f"a whole number, at least {WHOLE[name]}"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -586,6 +664,9 @@ EXAMPLES = (
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "limits": limits,
+    "generation_fields": generation_fields,
+    "grammar_kinds": grammar_kinds,
+    "scheduler_config_fields": scheduler_config_fields,
     "errors": errors,
     "reasons": reasons,
     "times": times,

@@ -36,7 +36,8 @@ NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "m
 PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors")
 LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
-     "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion", "boundedgen._output"),
+     "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion", "boundedgen._output",
+     "boundedgen._refused_fields"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
      "boundedgen._aside", "boundedgen._retrying", "boundedgen._returning",
@@ -44,7 +45,8 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._utf8", "boundedgen._lexicon", "boundedgen._detokenizer",
      "boundedgen._device_lock", "boundedgen._adapters", "boundedgen._adapter_check", "boundedgen._safetensors",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
-     "boundedgen._scheduler_config", "boundedgen._kinds", "boundedgen._engine", "boundedgen._grammar",
+     "boundedgen._grammar_fields", "boundedgen._scheduler_config", "boundedgen._kinds",
+     "boundedgen._engine", "boundedgen._grammar",
      "boundedgen._stats_listener", "boundedgen._stats_socket", "boundedgen._stats_document"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime",
      "boundedgen._following"),

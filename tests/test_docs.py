@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +32,10 @@ from boundedgen import (
 from boundedgen._asking import POLICY_ANSWER
 from boundedgen._core._events import Cause, Pulse
 from boundedgen._core._pace import FIRST_STEPS, Pace
-from boundedgen._engine._findings import TESTED, TRIED
+from boundedgen._engine._findings import TESTED
+from boundedgen._generation_fields import FIELDS
+from boundedgen._refused_fields import REFUSED, REFUSED_OF_SCHEDULER
+from boundedgen._scheduler_config import TAKEN
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -273,16 +277,33 @@ def test_the_installed_distribution_is_whole() -> None:
     assert distribution.version == boundedgen.__version__
 
 
-def test_the_releases_that_the_doctor_knows_are_those_of_the_table_of_releases() -> None:
-    """Of the tested ones the table knows no failed test; the others differ."""
+def test_the_releases_that_are_called_tested_pass_all_that_they_run_in_the_table_of_releases() -> None:
     rows = (
         (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8").split("|  |")[1].split("\n\n")[0].splitlines()
     )
-    columns = tuple(name.strip() for name in rows[0].split("|") if name.strip())
-    assert columns == TRIED
+    assert tuple(name.strip() for name in rows[0].split("|") if name.strip()) == TESTED
     cells = [cell for row in rows for cell in re.findall(r"(\d+) of (\d+)", row)]
-    whole = [all(one == all_ for one, all_ in cells[at :: len(columns)]) for at in range(len(columns))]
-    assert tuple(name for name, good in zip(columns, whole, strict=True) if good) == TESTED
+    assert len(cells) % len(TESTED) == 0
+    assert all(passed == run for passed, run in cells)
+    least = min(TESTED, key=lambda release: [*map(int, release.split("."))])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {f"openvino>={least}", f"openvino-genai>={least}"} <= set(project["dependencies"])
+    assert f"openvino-genai, {least} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_field_of_the_engines_configurations_names_a_test_that_is_there() -> None:
+    page = (ROOT / "docs" / "generation-config.md").read_text(encoding="utf-8")
+    sources = [
+        (ROOT / file).read_text(encoding="utf-8") for file in sorted(set(re.findall(r"`(tests/.+?\.py)`", page)))
+    ]
+    assert len(sources) == 2
+    checks = {name for source in sources for name in re.findall(r"^def (\w+)\(", source, re.MULTILINE)}
+    taken, refused = (set(re.findall(rf"\| `{how}\[(\w+)\]` \|$", page, re.MULTILINE)) for how in ("taken", "refused"))
+    assert taken == {*FIELDS, *TAKEN}
+    assert taken <= checks, "each has a check of its name"
+    assert refused == {*REFUSED, *REFUSED_OF_SCHEDULER}
+    for name in re.findall(r"`(test_\w+)\[", page):
+        assert name in checks
 
 
 def test_every_cause_of_an_engines_end_is_explained_to_an_operator() -> None:

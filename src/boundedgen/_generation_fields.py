@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
-from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, too_large, whole_number
+from boundedgen._arguments import plain_str, reading, real_number, short, suggestion, whole_number
 from boundedgen._bounds import Limits
+from boundedgen._engine._releases import installed_release
 from boundedgen._errors import InvalidRequest
+from boundedgen._grammar_fields import structured
 from boundedgen._kinds import TEXT, Kind
+from boundedgen._refused_fields import REFUSED
 from boundedgen._text import check_text
 
 #: The engine's "not set" for sizes (openvino_genai, size_t -1).
@@ -23,8 +25,6 @@ _F32_MAX: Final = 3.4e38
 F32_LEAST: Final = 1.2e-38
 _STOP_CRITERIA: Final = ("EARLY", "HEURISTIC", "NEVER")
 _LONGEST_CRITERION: Final = max(map(len, _STOP_CRITERIA))
-_GRAMMARS: Final = ("json_schema", "regex", "grammar")
-_OTHER_GRAMMARS: Final = ("structural_tags_config", "compound_grammar")
 
 
 @frozen
@@ -90,7 +90,7 @@ FIELDS: Final[Mapping[str, _Kind]] = {
     "rng_seed": _whole(0, UNSET),
     "structured_output_config": _Kind("structured"),
 }
-#: Known to the engine, not supported yet: the values that switch them off are accepted and dropped.
+#: Known to the engine, and refused (REFUSED says why): the values that switch them off are accepted and dropped.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "adapters": (None,),
     "parsers": (None, [], ()),
@@ -103,13 +103,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "pruning_ratio": (None, 0),
     "relevance_weight": (None, 0.5),
     "return_omni_outputs": (None, False),
-}
-#: Why one of them is not for a request, and what to do instead.
-_NOT_HERE: Final[Mapping[str, str]] = {
-    "adapters": (
-        "cannot be chosen by request: the engine passes over them there, and all that run together share the weights; "
-        "build a pipeline for each set, BoundedPipeline(..., adapters=...), or use pipeline.switch_adapters(...)"
-    ),
 }
 #: Other APIs' names for ours.
 _ALIASES: Final[Mapping[str, str]] = {
@@ -196,7 +189,7 @@ class FieldChecks:
             case "stop_criteria":
                 return _stop_criteria(value)
             case _:
-                return _structured(value, self._limits)
+                return structured(value, self._limits)
 
     def _ids(self, name: str, value: Any) -> list[int]:
         one = name == "eos_token_id" and whole_number(value) is not None
@@ -220,10 +213,14 @@ def _known_name(given: object, value: Any, pipelines: Kind) -> str:
         known = _ELSEWHERE.get(name)
         remedy = f"; {known}" if known else suggestion(name, FIELDS, _ALIASES)
         raise InvalidRequest(f"{short(given)} is not a field of a generation configuration{remedy}")
+    if value is not None and name in FIELDS and name in installed_release().lacks:
+        raise InvalidRequest(
+            f"{name} came with a later release than openvino-genai {installed_release().name}; upgrade it"
+        )
     if name in NEUTRAL and name not in pipelines.always:
         with reading(name):
             if not _is_neutral(name, value):
-                raise InvalidRequest(f"{name} {_NOT_HERE.get(name, 'is not supported yet; leave it out')}")
+                raise InvalidRequest(f"{name} {REFUSED[name].words()}")
     return name
 
 
@@ -277,38 +274,3 @@ def _stop_criteria(value: Any) -> str:
     if len(plain) <= _LONGEST_CRITERION and plain.upper() in _STOP_CRITERIA:
         return plain.upper()
     raise InvalidRequest(f"stop_criteria must be one of {', '.join(_STOP_CRITERIA)}, not {short(value)}")
-
-
-def _structured(value: Any, limits: Limits) -> dict[str, str]:
-    name = "structured_output_config"
-    read: Callable[[str], Any] = value.get if isinstance(value, Mapping) else lambda n: getattr(value, n, None)
-    if not isinstance(value, Mapping) and type(value).__name__ != "StructuredOutputConfig":
-        raise InvalidRequest(f"{name} must be a StructuredOutputConfig or a mapping, not {kind_of(value)}")
-    for other in _OTHER_GRAMMARS:
-        if read(other) is not None:
-            raise InvalidRequest(f"{name}.{other} is not supported yet; use one of {', '.join(_GRAMMARS)}")
-    for key in value if isinstance(value, Mapping) else ():
-        if key not in _GRAMMARS + _OTHER_GRAMMARS:
-            raise InvalidRequest(f"{name} has no field {short(key)}{suggestion(key, _GRAMMARS, {})}")
-    given = [k for k in _GRAMMARS if read(k) is not None]
-    if len(given) != 1:
-        raise InvalidRequest(f"{name} must set exactly one of {', '.join(_GRAMMARS)}; it sets {len(given)}")
-    return {given[0]: _grammar_text(f"{name}.{given[0]}", read(given[0]), limits)}
-
-
-def _grammar_text(name: str, value: Any, limits: Limits) -> str:
-    if isinstance(value, Mapping) and name.endswith("json_schema"):
-        if too_large(limits.grammar_bytes, value):
-            raise InvalidRequest(
-                f"{name} is more than {limits.grammar_bytes} bytes (Limits.grammar_bytes), or nested too deeply"
-            )
-        try:
-            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{name} must hold plain JSON types: {type(error).__name__}") from None
-    if not isinstance(value, str) or not (text := plain_str(value)):
-        raise InvalidRequest(f"{name} must be a str of at least one character, not {kind_of(value)}")
-    size = len(text) if len(text) > limits.grammar_bytes else len(check_text(name, text).encode())
-    if size > limits.grammar_bytes:
-        raise InvalidRequest(f"{name} is {size} bytes; at most {limits.grammar_bytes} (Limits.grammar_bytes)")
-    return text

@@ -10,13 +10,14 @@ from typing import Any, Final, final
 from attrs import frozen
 
 from boundedgen._arguments import kind_of, plain_str, reading, real_number, short, suggestion, too_large, whole_number
+from boundedgen._refused_fields import REFUSED_OF_SCHEDULER
 
 _NAME: Final = "scheduler_config"
 _SIZE_MAX: Final = 2**64 - 1
 _PROPERTIES_MOST: Final = 1 << 16  #: characters as JSON: they go to each engine in its first message
 #: Whole-number fields of openvino_genai.SchedulerConfig (2026.4.1) and the least that each accepts. 0 means "not set"
 #: for the three that bound a pool.
-_WHOLE: Final[Mapping[str, int]] = {
+WHOLE: Final[Mapping[str, int]] = {
     "max_num_batched_tokens": 1,
     "num_kv_blocks": 0,
     "cache_size": 0,
@@ -25,11 +26,10 @@ _WHOLE: Final[Mapping[str, int]] = {
     "max_num_seqs": 1,
 }
 _FLAGS: Final = ("dynamic_split_fuse", "enable_prefix_caching")
-#: They drop blocks or tokens of a sequence while it runs, so a reservation would no longer say what it holds.
-_REFUSED: Final = ("use_cache_eviction", "use_sparse_attention")
-_REFUSED_WITH: Final = ("cache_eviction_config", "sparse_attention_config")
+_NESTED: Final = ("cache_eviction_config", "sparse_attention_config")
+TAKEN: Final = (*WHOLE, *_FLAGS)  #: fields of the engine's that a caller may set
 _INSIST: Final = "unsafe_prefix_caching"
-_KNOWN: Final = (*_WHOLE, *_FLAGS, *_REFUSED, *_REFUSED_WITH, _INSIST)
+_KNOWN: Final = (*TAKEN, *REFUSED_OF_SCHEDULER, _INSIST)
 
 #: The default cache: a quarter of the memory that is free for this process, at most 4 GB, at least 1 GB.
 _CACHE_SHARE: Final = 0.25
@@ -83,7 +83,7 @@ def _given(config: object) -> dict[str, Any]:
 def _read_object(config: object) -> dict[str, Any]:
     """The attributes that differ from a fresh one's. The two nested configurations count only while they are in use."""
     untouched = type(config)()
-    names = (n for n in dir(config) if not n.startswith("_") and n not in _REFUSED_WITH)
+    names = (n for n in dir(config) if not n.startswith("_") and n not in _NESTED)
     values = {n: getattr(config, n) for n in names}
     return {n: v for n, v in values.items() if not callable(v) and v != getattr(untouched, n)}
 
@@ -96,13 +96,13 @@ def _known_name(given: object) -> str:
 
 
 def _is_off(name: str, value: Any) -> bool:
-    return name in _REFUSED and value is False
+    return name in REFUSED_OF_SCHEDULER and value is False
 
 
 def _value(name: str, value: Any) -> Any:
-    if name in _REFUSED or name in _REFUSED_WITH:
-        raise ValueError(f"{_NAME}.{name} is not supported: it changes what a sequence occupies; leave it out")
-    if name not in _WHOLE:
+    if name in REFUSED_OF_SCHEDULER:
+        raise ValueError(f"{_NAME}.{name} {REFUSED_OF_SCHEDULER[name].words()}")
+    if name not in WHOLE:
         if not isinstance(value, bool):
             raise TypeError(f"{_NAME}.{name} must be True or False, not {short(value)}")
         return value
@@ -111,8 +111,8 @@ def _value(name: str, value: Any) -> Any:
     if number is None:
         unit = " (GB)" if name == "cache_size" else ""
         raise TypeError(f"{_NAME}.{name} must be a whole number{unit}, not {short(value)}")
-    if not _WHOLE[name] <= number <= _SIZE_MAX:
-        raise ValueError(f"{_NAME}.{name} is {short(value)}; it must be at least {_WHOLE[name]} and below 2^64")
+    if not WHOLE[name] <= number <= _SIZE_MAX:
+        raise ValueError(f"{_NAME}.{name} is {short(value)}; it must be at least {WHOLE[name]} and below 2^64")
     return number
 
 

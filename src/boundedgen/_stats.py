@@ -261,7 +261,7 @@ class Health:
     incarnation: int  #: number of the engine's life, from 1
     error: BoundedGenError | None  #: the typed cause of FAILED, also once that is CLOSED; None: it has not failed
     retry_after_s: float | None  #: while not ready: when to ask again; None in READY, FAILED and CLOSED, or never
-    findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; an untested engine version
+    findings: tuple[str, ...] = ()  #: settings that were changed or are unsafe; what a release lacks; an untested one
     adapters: Mapping[str, float] = field(factory=dict)  #: those of SchedulerStats
     driver_alive: bool = True  #: its thread runs (or ended in order) and is less than 10 s behind (`driver_lag_s`)
     #: of the latest probe, a caller's or an idle lane's own; None: never. It is history, and stays until the next one

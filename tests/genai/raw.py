@@ -124,8 +124,10 @@ def status(handle: Any) -> str:
     return str(handle.get_status().name)
 
 
-def proved(handle: Any) -> bool:
-    """Whether the engine proves that it let go of the request."""
+def proved(handle: Any) -> bool | None:
+    """Whether the engine proves that it let go of the request. None: this release does not tell."""
+    if not hasattr(handle, "get_perf_metrics"):
+        return None
     try:
         handle.get_perf_metrics()
     except RuntimeError:
@@ -137,6 +139,11 @@ def usage(pipe: Any) -> tuple[int, float]:
     """Requests and percentage of blocks, as the engine's metrics have them."""
     metrics = pipe.get_metrics()
     return int(metrics.requests), float(metrics.cache_usage)
+
+
+def attributes(kind: Any) -> set[str]:
+    """Names of the public fields of one of the engine's configurations."""
+    return {n for n in dir(kind) if not n.startswith("_") and not callable(getattr(kind(), n))}
 
 
 def step_error(pipe: Any) -> str:

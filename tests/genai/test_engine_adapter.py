@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from attrs import evolve
+from genai.releases import needs
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine import _findings, _genai, _pools
-from boundedgen._engine._seam import BootRefusedError
+from boundedgen._engine._releases import LA_POOL, RELEASES, installed_release, release_of, tokenizer_defect
+from boundedgen._engine._seam import BootRefusedError, EngineStay
 from boundedgen.abc import Request
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -29,6 +32,13 @@ def spec(model: str, **scheduler: Any) -> dict[str, Any]:
         "insist_prefix_caching": False,
         "fault": None,
     }
+
+
+def release(engine: _genai.GenAIEngine, stay: EngineStay) -> None:
+    """In the one step that its proof takes, or, by count, two."""
+    for _ in range(1 if engine.proof == "perf_metrics" else 2):
+        engine.step()
+    assert stay.released()
 
 
 def request(stay: int, prompt: list[int], **config: Any) -> Request:
@@ -96,8 +106,7 @@ def test_an_end_is_seen_in_the_step_that_brings_it_whichever_way_it_is_found_out
             engine.step()
             count += 1
             why = stay.collect()[2]
-        engine.step()
-        assert stay.released()
+        release(engine, stay)
         return count, why
 
     assert steps(max_new_tokens=last + 1) == (last + 1, "length")
@@ -119,8 +128,7 @@ def answer(engine: _genai.GenAIEngine, asked: Request) -> tuple[list[int], str]:
         engine.step()
         fresh, _, why = stay.collect()
         ids += fresh
-    engine.step()
-    assert stay.released()
+    release(engine, stay)
     return ids, why
 
 
@@ -169,7 +177,7 @@ def test_a_model_is_known_as_hybrid_by_its_inputs() -> None:
     assert not _genai._looks_hybrid(MODELS / "no-such-model.gguf")
 
 
-@pytest.mark.parametrize("model", ["plain", "hybrid"])
+@pytest.mark.parametrize("model", ["plain", pytest.param("hybrid", marks=needs(LA_POOL))])
 def test_the_engines_own_word_about_linear_attention_overrides_the_look_at_the_files(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +268,55 @@ def test_the_probe_takes_a_place_of_max_num_seqs_only_where_none_can_be_added() 
 
 
 def test_an_untested_release_warns_and_keeps_the_known_findings() -> None:
-    assert _findings.untested("2026.4.1.0") is None
+    assert _findings.untested("2026.4.1.0") is _findings.untested("2026.2.1.0") is None
     assert "2027.0" in (_findings.untested("2027.0.0") or "")
     assert _findings.found("hybrid_prefix_caching", "2027.0.0")
     assert _findings.found("no such finding", "2026.4.1") is None
+
+
+def test_this_release_has_what_the_table_says() -> None:
+    handle, metrics = genai.py_openvino_genai.GenerationHandle, genai.py_openvino_genai.PipelineMetrics
+    assert hasattr(metrics, "la_peak_pool_blocks") is (LA_POOL not in installed_release().lacks)
+    assert hasattr(handle, "get_perf_metrics") is (installed_release().proof == "perf_metrics")
+    assert _genai.proof_in_use() == installed_release().proof
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2026.2.1.0", "2026.2"),
+        ("2026.3.0.0", "2026.3"),
+        ("2026.4.1.0", "2026.4"),
+        ("2026.5.0.0.dev20261101", "2026.4"),
+        ("2027.0.0.0", "2026.4"),
+        ("2025.4.0.0", "2026.2"),
+        ("", "2026.4"),
+    ],
+)
+def test_a_release_that_is_not_in_the_table_is_taken_for_the_nearest_before_it(version: str, name: str) -> None:
+    assert release_of(version).name == name
+
+
+def test_what_an_older_release_does_in_a_weaker_way_is_told() -> None:
+    assert RELEASES[0].told(hybrid=True) == ()
+    (proof,) = release_of("2026.3.1.0").told(hybrid=False)
+    assert "count of requests" in proof
+    assert len(release_of("2026.3.1.0").told(hybrid=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("converted_by", "installed", "crashes"),
+    [
+        ("2026.4.1.0", "2026.3.1.0", True),
+        ("2027.0.0.0", "2026.2.1.0", True),
+        ("2026.3.1.0", "2026.2.1.0", False),
+        ("2026.2.1.0", "2026.4.1.0", False),
+        ("2026.4.1.0", "2026.4.0.0", False),
+        ("", "2026.2.1.0", False),
+        ("2026.4.1.0", "", False),
+    ],
+)
+def test_a_tokenizer_that_would_crash_this_release_is_known_by_its_converter(
+    converted_by: str, installed: str, crashes: bool
+) -> None:
+    assert bool(tokenizer_defect(converted_by, installed)) is crashes

@@ -10,6 +10,7 @@ import pytest
 from process.engine_life import Life, alive, real
 
 from boundedgen._core._events import BootFailed, PoolFacts, Progress, StepRaised
+from boundedgen._engine._releases import installed_release
 
 pytestmark = pytest.mark.timeout(100)
 BLOCK = 32  # tokens, on CPU
@@ -40,7 +41,8 @@ def test_a_pool_given_in_blocks_grows_by_the_probes_block(plain: Life) -> None:
     assert facts.pools == (PoolFacts("kv", 257, BLOCK),)
     assert facts.probe_blocks == {"kv": 1}
     assert (facts.block_size, facts.running_max, facts.hybrid, facts.max_prompt_tokens) == (BLOCK, 16, False, None)
-    assert (facts.vocab_size, facts.proof, facts.device, facts.findings) == (259, "perf_metrics", "CPU", ())
+    assert (facts.vocab_size, facts.proof, facts.device) == (259, installed_release().proof, "CPU")
+    assert facts.findings == installed_release().told(hybrid=False)
     assert (len(facts.canary), facts.exact) == (4, True)
     assert facts.cache_bytes == 257 * (1 << 14)
     assert facts.versions.keys() == {"openvino", "openvino-genai"}
@@ -116,7 +118,7 @@ def test_the_kv_pool_of_a_hybrid_given_in_bytes_is_learned_or_bounded_from_below
         kv, linear = life.facts.pools
         assert linear == PoolFacts("linear_attention", 257, None)
         real_blocks = ((1 << 30) - 257 * 18_432) // 8192  # bytes a block of each pool of this model in f32
-        if life.facts.findings:
+        if life.facts.findings[: -len(installed_release().told(hybrid=True)) or None]:
             assert real_blocks // 4 <= kv.blocks <= real_blocks
         else:
             assert kv.blocks == real_blocks
@@ -125,7 +127,8 @@ def test_the_kv_pool_of_a_hybrid_given_in_bytes_is_learned_or_bounded_from_below
 def test_prefix_caching_is_off_on_a_hybrid_and_the_facts_say_so() -> None:
     with alive(real("hybrid", num_kv_blocks=64, max_num_seqs=4, enable_prefix_caching=True)) as life:
         assert [pool.tokens_per_block for pool in life.facts.pools] == [BLOCK, None]
-        (finding,) = life.facts.findings
+        finding, *others = life.facts.findings
+        assert tuple(others) == installed_release().told(hybrid=True)
         assert finding.startswith("enable_prefix_caching was turned off")
 
 
@@ -139,14 +142,15 @@ def test_who_insists_on_prefix_caching_on_a_hybrid_gets_it_with_its_own_pool_rul
     }
     with alive(real("hybrid", **settings)) as life:
         assert life.facts.pools == (PoolFacts("kv", 65, BLOCK), PoolFacts("linear_attention", 17, 4 * BLOCK))
-        (finding,) = life.facts.findings
+        finding, *others = life.facts.findings
+        assert tuple(others) == installed_release().told(hybrid=True)
         assert finding.startswith("enable_prefix_caching was kept on")
         assert life.facts.running_max == 4
 
 
 def test_prefix_caching_on_a_plain_model_stays_on_without_a_finding() -> None:
     with alive(real(num_kv_blocks=64, enable_prefix_caching=True)) as life:
-        assert life.facts.findings == ()
+        assert life.facts.findings == installed_release().told(hybrid=False)
         assert life.facts.pools == (PoolFacts("kv", 65, BLOCK),)
 
 

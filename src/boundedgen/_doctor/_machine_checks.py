@@ -10,7 +10,7 @@ from boundedgen._doctor._asked import Asked
 from boundedgen._doctor._finding import Check, Finding, amount, count, note, ok, problem, warning
 from boundedgen._doctor._machine import ENGINE, Device, Machine, Place
 from boundedgen._engine._devices import absent_device, is_gpu, unlisted
-from boundedgen._engine._findings import TESTED, TRIED, is_of
+from boundedgen._engine._findings import TESTED, is_of
 from boundedgen._scheduler_config import default_cache_gb
 
 FILES_LEAST = 1024  #: open files: an engine takes a dozen, each caller of a server a few
@@ -66,15 +66,10 @@ def versions(case: Case) -> Iterator[Finding]:
         yield problem(f"{told}: of different releases, which are not built for each other.", f"{best}.")
     elif is_of(found["openvino-genai"], TESTED):
         yield ok(f"{told}: known to work")
-    elif is_of(found["openvino-genai"], TRIED):
-        yield warning(f"{told}: this release was tried, and differs from {TESTED[0]}.", f"{_DIFFERENCES} Or {best}.")
     else:
-        yield warning(f"{told}: nobody has tried this release; {', '.join(TRIED)} were.", f"{best}, or try it well.")
+        yield warning(f"{told}: nobody has tried this release; {', '.join(TESTED)} were.", f"{best}, or try it well.")
     if words := case.machine.survey.failed.get("openvino_genai"):
         yield problem(f"openvino_genai cannot be imported: {words}.", f"Install it again: {best} --force-reinstall.")
-
-
-_DIFFERENCES = "docs/compatibility.md says in what."
 
 
 def kernel(case: Case) -> Iterator[Finding]:

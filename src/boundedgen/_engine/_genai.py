@@ -20,6 +20,7 @@ from boundedgen._engine._cut_stops import CutStops, OwnStops
 from boundedgen._engine._devices import diagnose, preflight
 from boundedgen._engine._findings import untested
 from boundedgen._engine._lora import adapter_properties
+from boundedgen._engine._releases import release_of
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen._engine._stay import Census, Stay, generation_config
 from boundedgen._kinds import TEXT, Kind
@@ -221,7 +222,7 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
     pools = _pools.learn(
         plan, engine.measure, la_pool=lambda: _la_pool(engine, plan), device=spec["device"], longest=most
     )
-    warning = untested(version)
+    warning, told = untested(version), release_of(version).told(hybrid=plan.hybrid)
     engine.become(
         EngineFacts(
             device=spec["device"],
@@ -235,7 +236,7 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             max_prompt_tokens=most,
             hybrid=plan.hybrid,
             proof=engine.proof,
-            findings=(*plan.findings, *pools.findings, *([warning] if warning else [])),
+            findings=(*plan.findings, *pools.findings, *told, *([warning] if warning else [])),
             canary=engine.canary(),
             exact=spec["device"] == "CPU" and _EXACT in spec["properties"].items(),
             kind=plan.kind.name,

@@ -1,9 +1,12 @@
 """What the files of a model tell before any process is started: whether it is all there, and of which kind it is."""
 
+import re
 from pathlib import Path
 
 from boundedgen._engine import _gguf
 from boundedgen._engine._defect import Defect
+from boundedgen._engine._releases import tokenizer_defect
+from boundedgen._engine._versions import versions
 
 IR = ("openvino_model.xml", "openvino_language_model.xml")
 _CHECKPOINT = ("*.safetensors", "pytorch_model*.bin", "*.pt")
@@ -55,14 +58,32 @@ def _folder_defect(path: Path) -> Defect | None:
     weights = path / present[0].replace(".xml", ".bin")
     if not weights.is_file() or not weights.stat().st_size:
         return Defect(f"{path} has {present[0]} but no weights ({weights.name}).", AGAIN)
-    missing = [name for name in ("openvino_tokenizer.xml", "openvino_detokenizer.xml") if not (path / name).is_file()]
-    return Defect(f"{path} has no {' and no '.join(missing)}.", TOKENIZER) if missing else None
+    missing = [name for name in _TOKENIZERS if not (path / name).is_file()]
+    if missing:
+        return Defect(f"{path} has no {' and no '.join(missing)}.", TOKENIZER)
+    return next((defect for name in _TOKENIZERS if (defect := _tokenizer_defect(path / name))), None)
 
 
-TOKENIZER = (
+_TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
+_CONVERTED_BY = re.compile(rb'<openvino_tokenizers_version value="([\w.]{1,40})')
+_TAIL = 1 << 20  #: bytes: it stands near the end of the file, behind the chat template
+
+
+def _tokenizer_defect(xml: Path) -> Defect | None:
+    """One that the installed release would crash on, in the server's own process: seen before it is loaded."""
+    with xml.open("rb") as file:
+        file.seek(max(0, xml.stat().st_size - _TAIL))
+        found = _CONVERTED_BY.search(file.read())
+    version = found[1].decode() if found else ""
+    words = tokenizer_defect(version, versions()["openvino-genai"])
+    return Defect(f"{xml.name} {words}.", f"Upgrade openvino-genai, or: {CONVERT}") if words else None
+
+
+CONVERT = (
     "Convert the tokenizer beside the model: pip install openvino-tokenizers[transformers], then "
-    "convert_tokenizer NAME --with-detokenizer -o FOLDER; or copy both from where the model came from."
+    "convert_tokenizer NAME --with-detokenizer -o FOLDER."
 )
+TOKENIZER = f"{CONVERT[:-1]}; or copy both from where the model came from."
 
 
 def _remedy_for_folder(path: Path) -> str:
