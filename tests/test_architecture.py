@@ -35,7 +35,7 @@ NAMES_TO_AVOID = ("utils", "util", "helpers", "manager", "handler", "common", "m
 #: Layers, lowest first. A module imports its own layer and lower ones.
 PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boundedgen._errors")
 LAYERS: list[tuple[str, ...]] = [
-    ("boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
+    ("boundedgen._kinds", "boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
      "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion", "boundedgen._output",
      "boundedgen._refused_fields"),
     ("boundedgen._core",),
@@ -45,7 +45,7 @@ LAYERS: list[tuple[str, ...]] = [
      "boundedgen._utf8", "boundedgen._lexicon", "boundedgen._detokenizer",
      "boundedgen._device_lock", "boundedgen._adapters", "boundedgen._adapter_check", "boundedgen._safetensors",
      "boundedgen._prompt", "boundedgen._generation_config", "boundedgen._generation_fields",
-     "boundedgen._grammar_fields", "boundedgen._scheduler_config", "boundedgen._kinds",
+     "boundedgen._grammar_fields", "boundedgen._scheduler_config", "boundedgen._kind_options",
      "boundedgen._engine", "boundedgen._grammar",
      "boundedgen._stats_listener", "boundedgen._stats_socket", "boundedgen._stats_document"),
     ("boundedgen._flow", "boundedgen._snapshot", "boundedgen._lease", "boundedgen._waiting", "boundedgen._runtime",

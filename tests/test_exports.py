@@ -108,8 +108,8 @@ def test_the_constructor_begins_like_the_engine_s_own() -> None:
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert positional == ["models_path", "scheduler_config", "device", "properties"]
     assert named == [
-        "tokenizer_properties", "draft", "prompt_lookup", "adapters", "limits", "bounds", "lease_ttl", "admission",
-        "restart", "black_box", "device_lock", "engine", "clock",
+        "tokenizer_properties", "adapters", "limits", "bounds", "lease_ttl", "admission", "restart", "draft",
+        "prompt_lookup", "black_box", "device_lock", "engine", "clock",
     ]  # fmt: skip
     assert inspect.signature(b.BoundedPipeline).parameters["device"].default == "GPU"
 

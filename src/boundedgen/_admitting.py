@@ -32,6 +32,7 @@ from boundedgen._generation_config import (
     streams,
     wants_chat_template,
 )
+from boundedgen._kinds import Chosen
 from boundedgen._lease import Lease
 from boundedgen._leasing import live_lease
 from boundedgen._prompt import Row, messages
@@ -56,12 +57,12 @@ class Admitting:
         runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
         defaults: Mapping[str, Any],
+        kind: Chosen | None = None,
     ) -> None:
-        self._driver = driver
+        self._driver, self._kind = driver, kind
         self._door = Door(settings.limits)
         self._limits = settings.limits
         self._bounds = settings.bounds
-        self._kind = settings.kind
         self._lease_ttl = settings.lease_ttl
         self._runtime = runtime
         self._tokenizer = tokenizer
@@ -282,7 +283,7 @@ class Admitting:
             prompt_tokens=prompt_tokens,
             vocab_size=self._tokenizer().vocab_size,
             draw_seed=lambda: self._chance.getrandbits(SEED_BITS) or 1,
-            kind=self._kind,
+            chosen=self._kind,
         )
 
     def _submission(

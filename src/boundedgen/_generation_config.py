@@ -10,7 +10,7 @@ from boundedgen._bounds import Limits
 from boundedgen._core._sequences import Resume
 from boundedgen._errors import InvalidRequest
 from boundedgen._generation_fields import F32_LEAST, FIELDS, NEUTRAL, UNSET, FieldChecks, flag
-from boundedgen._kinds import TEXT, Kind
+from boundedgen._kinds import Chosen, Kind
 from boundedgen._prompt import messages, token_ids
 
 __all__ = [
@@ -72,26 +72,24 @@ def generation_fields(
     prompt_tokens: int,
     vocab_size: int | None,
     draw_seed: Callable[[], int],
-    kind: Kind = TEXT,
+    chosen: Chosen | None = None,
 ) -> dict[str, Any]:
     """GenerationConfig fields for the engine, JSON types only, with `max_new_tokens` always set.
 
-    `kind` is the pipeline's: what it adds is set in every request, and what the engine breaks with it is refused.
     `defaults` (the model's generation_config.json) < mapping < keywords; a `GenerationConfig` object replaces the
     first two. A value of None means: not set. In `defaults`, what is unknown or unusable is passed over, and so is
     `max_length` (there it is the size of the context). End-of-sequence ids of the model hold unless `eos_token_id`
     is given; `stop_token_ids` come on top. `rng_seed` is set when sampling. Structured output is {kind: text}.
     Raises InvalidRequest, which names the argument.
     """
-    asked = FieldChecks(limits, vocab_size, kind)
+    asked = FieldChecks(limits, vocab_size, chosen)
     fields = _base(asked, config, defaults)
     _overlay(fields, asked.layer(keywords))
     _set_length(fields, limits, prompt_tokens)
     _set_stop_ids(fields, asked.model_stop_ids(defaults))
     _check_together(fields, limits)
-    _check_kind(fields, kind)
-    for name, value in kind.always.items():
-        fields.setdefault(name, value)
+    if chosen is not None:
+        _check_kind(fields, chosen.kind)
     if fields.get("do_sample"):
         fields.setdefault("rng_seed", draw_seed())
     if "logprobs" in fields:
@@ -232,9 +230,15 @@ def _check_together(fields: Mapping[str, Any], limits: Limits) -> None:
 
 
 def _check_kind(fields: Mapping[str, Any], kind: Kind) -> None:
-    for name, (off, why) in kind.off.items():
-        if fields.get(name, off) != off:
-            raise InvalidRequest(f"{name} is {_told(fields[name])} with {kind.name}: {why}; set {name}={off}")
+    """What the kind of requests that the pipeline is made for does not go with."""
+    if kind.single and sequences_of(fields) > 1:
+        raise InvalidRequest(
+            f"num_beams or num_return_sequences asks for {sequences_of(fields)} sequences on a pipeline with "
+            f"{kind.name}: {kind.single}"
+        )
+    for name, off in kind.without.items():
+        if fields.get(name, off.value) != off.value:
+            raise InvalidRequest(f"{name} is {_told(fields[name])} on a pipeline with {kind.name}: {off.why}")
 
 
 def _told(value: object) -> str:

@@ -14,7 +14,7 @@ from boundedgen._bounds import Limits
 from boundedgen._engine._releases import installed_release
 from boundedgen._errors import InvalidRequest
 from boundedgen._grammar_fields import structured
-from boundedgen._kinds import TEXT, Kind
+from boundedgen._kinds import Chosen
 from boundedgen._refused_fields import REFUSED
 from boundedgen._text import check_text
 
@@ -133,34 +133,41 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("config", "sampling_params"), "use generation_config="),
     **dict.fromkeys(("lease_id", "lease_ttl"), "use lease=, with what pipeline.lease(owner, ttl=seconds) returns"),
-    **dict.fromkeys(("images", "image", "videos", "audios", "draft_model"), "this version serves text only"),
+    **dict.fromkeys(("images", "image", "videos", "audios"), "this version serves text only"),
+    "draft_model": "a draft model is an option of the pipeline: BoundedPipeline(..., draft=FOLDER)",
 }
+_OF_SEVERAL: Final = ("num_beams", "num_return_sequences", "num_beam_groups", "diversity_penalty")
 
 
 class FieldChecks:
     """Checks values one by one."""
 
-    def __init__(self, limits: Limits, vocab_size: int | None, kind: Kind = TEXT) -> None:
+    def __init__(self, limits: Limits, vocab_size: int | None, chosen: Chosen | None = None) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
-        self._kind = kind
+        self._own: dict[str, _Kind] = {}
+        self._not_with: tuple[str, ...] = ()
+        if chosen is not None:
+            self._own = {name: _whole(*chosen.range_of(name)) for name in chosen.kind.fields}
+            self._not_with = (*chosen.kind.without, *(_OF_SEVERAL if chosen.kind.single else ()))
 
     def layer(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What `given` sets, checked. The names are all checked before the values."""
         plain: dict[str, Any] = {}
         with reading("generation_config"):
             for name, value in given.items():
-                plain[_known_name(name, value, self._kind)] = value
+                plain[_known_name(name, value, self._own)] = value
         return {n: self.value(n, v) for n, v in plain.items() if v is not None and self._counts(n, v)}
 
     def _counts(self, name: str, value: Any) -> bool:
-        return name in FIELDS or (name in self._kind.always and not _is_neutral(name, value))
+        """A field that only the pipeline's kind takes counts unless it is at the engine's "not set"."""
+        return name in FIELDS or (name in self._own and not _is_neutral(name, value))
 
     def usable(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The model's own defaults. Nobody asked for them, so one that cannot be used refuses nobody."""
         kept: dict[str, Any] = {}
         for name, value in defaults.items():
-            if name in FIELDS and name != "max_length" and value is not None:
+            if name in FIELDS and name not in ("max_length", *self._not_with) and value is not None:
                 try:
                     kept[name] = self.value(name, value)
                 except InvalidRequest:
@@ -176,7 +183,7 @@ class FieldChecks:
             return self._value(name, value)
 
     def _value(self, name: str, value: Any) -> Any:
-        kind = FIELDS[name] if name in FIELDS else _whole(1, self._kind.always[name])
+        kind = self._own.get(name) or FIELDS[name]
         match kind.what:
             case "flag":
                 return flag(name, value)
@@ -207,7 +214,7 @@ def _is_neutral(name: str, value: Any) -> bool:
     return any(value is n or (type(value) is type(n) and value == n) for n in NEUTRAL[name])
 
 
-def _known_name(given: object, value: Any, pipelines: Kind) -> str:
+def _known_name(given: object, value: Any, own: Collection[str]) -> str:
     name = plain_str(given) if isinstance(given, str) else ""
     if name not in FIELDS and name not in NEUTRAL:
         known = _ELSEWHERE.get(name)
@@ -217,7 +224,7 @@ def _known_name(given: object, value: Any, pipelines: Kind) -> str:
         raise InvalidRequest(
             f"{name} came with a later release than openvino-genai {installed_release().name}; upgrade it"
         )
-    if name in NEUTRAL and name not in pipelines.always:
+    if name in NEUTRAL and name not in own:
         with reading(name):
             if not _is_neutral(name, value):
                 raise InvalidRequest(f"{name} {REFUSED[name].words()}")

@@ -1,172 +1,151 @@
-"""The kinds of request that a pipeline serves, as data: what the engine is loaded with, what every request has to say,
-what one takes of each pool beyond its tokens, and what the engine breaks with it. One kind a pipeline.
+"""The kinds of requests that a pipeline can be made for beside plain text: what each needs, as data.
 
-The facts are measured with openvino-genai 2026.4.1 (docs/engine-facts.md). Whoever checks, reserves or loads reads the
-kind; nobody asks which one it is. It goes to the engine's process as plain data (`spec`, `of`).
+Whoever checks a call, a setting or a reservation reads this table; nobody asks for the name of a kind. A kind is chosen
+for a whole pipeline (`Chosen`), and the numbers that come with it go into every request: the callers', the probe's, the
+canary's and those by which the pools are learned.
+
+What each figure rests on is measured (openvino-genai 2026.4.1, docs/request-kinds.md) and a test in tests/genai.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, final
 
-from attrs import asdict, field, frozen
-
-from boundedgen._arguments import kind_of, plain_str, reading, short, suggestion, whole_number
-from boundedgen._scheduler_config import plain_properties
-
-ASSISTANT_MOST: Final = 16  #: tokens; each step computes so many more a sequence, taken or not
-_ASSISTANT: Final = 5  #: tokens, if nobody says
-_WHOLE_PROMPTS: Final = 4096  #: tokens a step, which the longest prompt has to fit
-_NGRAM_MOST: Final = 64
-_NGRAM: Final = 3
-
-_ONE: Final = "the engine serves one sequence a request with it"
-_SINGLE: Final[Mapping[str, tuple[Any, str]]] = {
-    "num_beams": (1, _ONE),
-    "num_return_sequences": (1, _ONE),
-}
+from attrs import Factory, frozen
 
 
+@final
 @frozen
-class Kind:
-    """See the module's docstring. The default is plain text."""
+class Off:
+    """What a kind cannot be combined with: the value that switches it off, and the reason."""
 
-    name: str = ""  #: "prompt_lookup" or "draft"; empty: nothing beside text
-    always: Mapping[str, int] = field(factory=dict)  #: fields that every request has to set; callers may lower them
-    #: Fields that the engine breaks with it: the value that switches each off, and why.
-    off: Mapping[str, tuple[Any, str]] = field(factory=dict)
-    scheduler: Mapping[str, Any] = field(factory=dict)  #: of its configuration, where nobody says otherwise
-    scheduler_needs: Mapping[str, tuple[Any, str]] = field(factory=dict)  #: of it, the only value that works, and why
-    own_stops: bool = False  #: stop strings are looked for by us, for the engine's own search raises in `step()`
-    lookahead: int = 0  #: tokens of the KV pool that a sequence takes beyond prompt + new - 1
-    linear_each: int = 1  #: linear-attention blocks that a sequence takes, without prefix caching
-    hybrid: bool = True  #: it works on models with linear attention
-    vision: bool = True  #: and on those that see
-    counts: bool = True  #: the engine's count of requests is right, so that release can be proved by it
-    assistant: int = 0  #: tokens at most that a step proposes beyond its own; 0: it makes one a step
-    drafts: bool = False  #: how many are proposed in a step is known: as many as there may be
-    draft: Mapping[str, Any] | None = None  #: models_path, device, properties and num_kv_blocks of the draft model
+    value: Any
+    why: str
+
+
+@final
+@frozen
+class Ahead:
+    """What each sequence needs of a pool beyond what plain text needs: P + n - 1 tokens where blocks are counted by
+    tokens, one block where they are counted by sequences. In the unit of the pool."""
+
+    fixed: int = 0
+    per_drafted: int = 0  #: times `num_assistant_tokens`
+
+    def of(self, drafted: int) -> int:
+        return self.fixed + self.per_drafted * drafted
+
+
+@final
+@frozen(kw_only=True)
+class Kind:
+    """One kind. Empty texts: there is nothing that speaks against it."""
+
+    name: str  #: of the pipeline's option
+    #: generation fields that only it takes, each a whole number: the least and the most of it. The most of one that is
+    #: set in every request is the pipeline's own value.
+    fields: Mapping[str, tuple[int, int]] = Factory(dict)
+    defaults: Mapping[str, int] = Factory(dict)  #: of those fields; they must be in every request
+    without: Mapping[str, Off] = Factory(dict)  #: generation fields
+    without_scheduler: Mapping[str, Off] = Factory(dict)  #: SchedulerConfig fields
+    single: str = ""  #: why a request may have one sequence only
+    not_hybrid: str = ""
+    not_vision: str = ""
+    not_gguf: str = ""
+    not_adaptive: str = ""  #: Admission("adaptive")
+    not_adapted: str = ""  #: adapters
+    needs_proof: str = ""  #: why a release without a proof of its own for each request will not do
+    ahead: Mapping[str, Ahead] = Factory(dict)  #: by pool
+    extra_pool: str = ""  #: a pool that only this kind has; counted by tokens, as the KV pool
+    whole_steps: bool = False  #: a step must have room for all that could be scheduled, or answers become other ones
+    cuts_stop_strings: bool = False  #: stop strings are looked for by us: the engine's own search does not go with it
+    unverified: bool = False  #: what comes at a stop or with an IGNORED one is no output, and is not counted as such
+
+
+_DRAFTED: Final = "num_assistant_tokens"
+_ONE: Final = "the engine drafts for one sequence a request only; leave out num_beams and num_return_sequences"
+_MIN: Final = "the engine ends a drafted answer at an end-of-sequence token all the same (2026.4.1)"
+#: Of both kinds that draft. A draft of more is hardly ever accepted, and is computed all the same.
+DRAFTED_MOST: Final = 32
+NGRAM_MOST: Final = 64
+
+PROMPT_LOOKUP: Final = Kind(
+    name="prompt_lookup",
+    fields={"num_assistant_tokens": (1, DRAFTED_MOST), "max_ngram_size": (1, NGRAM_MOST)},
+    defaults={"num_assistant_tokens": 5, "max_ngram_size": 3},
+    without={"min_new_tokens": Off(0, _MIN)},
+    single=_ONE,
+    not_adaptive="what is paused must be known to the token, and a step can show up to num_assistant_tokens + 1",
+    ahead={"kv": Ahead(per_drafted=1), "linear_attention": Ahead(fixed=1, per_drafted=1)},
+    cuts_stop_strings=True,
+    unverified=True,
+)
+DRAFT: Final = Kind(
+    name="draft",
+    fields={"num_assistant_tokens": (1, DRAFTED_MOST)},
+    defaults={"num_assistant_tokens": 5},
+    without={"min_new_tokens": Off(0, _MIN)},
+    without_scheduler={
+        "enable_prefix_caching": Off(
+            False, "with a draft model and sampling every step of the engine raises (2026.4.1)"
+        ),
+        "cache_size": Off(0, "the engine divides bytes between the two models in its own way; give num_kv_blocks"),
+    },
+    single=_ONE,
+    not_hybrid="the engine raises at the first step of a hybrid model with a draft model (2026.4.1)",
+    not_vision="the engine takes no draft model beside a vision model (2026.4.1)",
+    not_gguf="nothing is known of a GGUF model with a draft model; export it to an IR folder",
+    not_adaptive=PROMPT_LOOKUP.not_adaptive,
+    not_adapted="the engine puts them on the draft model too",
+    needs_proof="its metrics count no requests, so that this release cannot prove that it let go of one",
+    extra_pool="draft",
+    whole_steps=True,
+    cuts_stop_strings=True,
+    unverified=True,
+)
+KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (PROMPT_LOOKUP, DRAFT)}
+
+
+@final
+@frozen(kw_only=True)
+class Chosen:
+    """A kind that a pipeline is made for. Plain data goes to the engine's process and back (`spec`, `of`)."""
+
+    kind: Kind
+    always: Mapping[str, int]  #: what every request has unless it sets a smaller one
+    settings: Mapping[str, Any] = Factory(dict)  #: of the kind's own, JSON types: for the process that builds it
+
+    @property
+    def drafted(self) -> int:
+        """Candidates a step, at most; 0: it does not draft."""
+        return self.always.get(_DRAFTED, 0)
+
+    def ahead(self, pool: str) -> int:
+        """What each sequence needs of this pool beyond what plain text does; see `Ahead`."""
+        found = self.kind.ahead.get(pool)
+        return 0 if found is None else found.of(self.drafted)
+
+    def range_of(self, field: str) -> tuple[int, int]:
+        """The least and the most that a request may ask for; what is set aside is for the pipeline's own number."""
+        least, most = self.kind.fields[field]
+        return least, self.drafted if field == _DRAFTED else most
+
+    def completed(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's configuration with what must always be set. Of an answer of one token there is nothing to draft.
+
+        Without it add_request accepts, and every step raises for ever.
+        """
+        made = {**self.always, **config}
+        if self.drafted:
+            made[_DRAFTED] = min(made[_DRAFTED], max(1, config["max_new_tokens"] - 1))
+        return made
 
     def spec(self) -> dict[str, Any]:
-        """Plain data of which `of` makes it again."""
-        return asdict(self)
+        return {"name": self.kind.name, "always": dict(self.always), "settings": dict(self.settings)}
 
-    def told(self, public: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-        """For the black box. `public`: takes the secrets out of properties."""
-        if not self.name:
-            return {}
-        fields: dict[str, Any] = dict(self.always)
-        if self.draft is not None:
-            fields |= {**self.draft, "properties": public(self.draft["properties"] or {})}
-        return {self.name: fields}
-
-
-TEXT: Final = Kind()
-
-
-def of(spec: Mapping[str, Any] | None) -> Kind:
-    """From what `spec` gave."""
-    return TEXT if spec is None else Kind(**spec)
-
-
-def prompt_lookup(given: object) -> Kind:
-    """From the pipeline's argument `prompt_lookup`, True or a mapping. TypeError and ValueError name the field."""
-    name = "prompt_lookup"
-    if given is True:
-        given = {}
-    fields = _mapping(name, given, ("num_assistant_tokens", "max_ngram_size"))
-    tokens = _number(name, fields, "num_assistant_tokens", _ASSISTANT, ASSISTANT_MOST)
-    ngram = _number(name, fields, "max_ngram_size", _NGRAM, _NGRAM_MOST)
-    return Kind(
-        name=name,
-        always={"num_assistant_tokens": tokens, "max_ngram_size": ngram},
-        off={**_SINGLE, "min_new_tokens": (0, "the engine ends most of them early")},
-        scheduler_needs={
-            "enable_prefix_caching": (False, "it was not measured with prompt lookup"),
-            "dynamic_split_fuse": (True, "without it answers are wrong once prompts wait for the next step"),
-        },
-        own_stops=True,
-        lookahead=tokens,
-        linear_each=tokens + 2,
-        assistant=tokens,
-    )
-
-
-def draft(given: object) -> Kind:
-    """From the pipeline's argument `draft`, a path or a mapping. TypeError and ValueError name the field."""
-    name = "draft"
-    if isinstance(given, str | os.PathLike):
-        given = {"models_path": given}
-    fields = _mapping(name, given, ("models_path", "device", "properties", "num_kv_blocks", "num_assistant_tokens"))
-    tokens = _number(name, fields, "num_assistant_tokens", _ASSISTANT, ASSISTANT_MOST)
-    blocks = fields.get("num_kv_blocks")
-    if blocks is not None:
-        blocks = _number(name, fields, "num_kv_blocks", 1, 2**62)
-    given_properties = fields.get("properties")
-    properties = None
-    if given_properties is not None:
-        properties = plain_properties(given_properties, name="draft['properties']")
-    device = fields.get("device")
-    if device is not None and not (isinstance(device, str) and device):
-        raise TypeError(f"draft['device'] must be a name such as 'GPU' or 'CPU', not {short(device)}")
-    return Kind(
-        name=name,
-        always={"num_assistant_tokens": tokens},
-        off=_SINGLE,
-        scheduler={"dynamic_split_fuse": False, "max_num_batched_tokens": _WHOLE_PROMPTS},
-        scheduler_needs={
-            "enable_prefix_caching": (False, "with a draft model the engine raises in step() once somebody samples"),
-            "dynamic_split_fuse": (False, "the answer to a prompt that is taken in parts is wrong"),
-        },
-        hybrid=False,
-        vision=False,
-        counts=False,
-        assistant=tokens,
-        drafts=True,
-        draft={
-            "models_path": _model(fields.get("models_path")),
-            "device": device,
-            "properties": properties,
-            "num_kv_blocks": blocks,
-        },
-    )
-
-
-def _mapping(name: str, given: object, known: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} must be a mapping of {', '.join(known)}, not {kind_of(given)}")
-    with reading(name, TypeError, ours=(ValueError,)):
-        plain = {plain_str(key) if isinstance(key, str) else key: value for key, value in given.items()}
-        for key in plain:
-            if key not in known:
-                what = key if isinstance(key, str) else ""
-                raise ValueError(f"{name} has no field {short(key)}{suggestion(what, known, {})}")
-    return plain
-
-
-def _number(name: str, fields: Mapping[str, Any], field_: str, usual: int, most: int) -> int:
-    given = fields.get(field_, usual)
-    number = whole_number(given)
-    if number is None:
-        raise TypeError(f"{name}[{field_!r}] must be a whole number, not {short(given)}")
-    if not 1 <= number <= most:
-        raise ValueError(f"{name}[{field_!r}] is {short(given)}; it must be at least 1 and at most {most}")
-    return number
-
-
-def _model(path: object) -> str:
-    """The folder of a draft model. What is in it the engine checks while it loads; that it is one is seen here."""
-    if not isinstance(path, str | os.PathLike):
-        what = "None" if path is None else kind_of(path)
-        raise TypeError(f"draft['models_path'] must be the path of a folder with the draft model, not {what}")
-    folder = Path(os.path.abspath(os.fspath(path)))
-    for file in ("openvino_model.xml", "openvino_tokenizer.xml"):
-        if not (folder / file).is_file():
-            raise ValueError(
-                f"draft['models_path'] is {short(str(folder))}, where there is no {file}: give a folder with a model "
-                "in OpenVINO's format and its tokenizer (a GGUF file cannot draft)"
-            )
-    return str(folder)
+    @classmethod
+    def of(cls, spec: Mapping[str, Any] | None) -> Chosen | None:
+        if spec is None:
+            return None
+        return cls(kind=KINDS[spec["name"]], always=spec["always"], settings=spec["settings"])

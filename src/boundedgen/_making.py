@@ -7,28 +7,28 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from boundedgen import _kinds as kinds
 from boundedgen._adapters import adapters_of
 from boundedgen._arguments import kind_of, plain_str, reading, short
 from boundedgen._bounds import SECONDS_MOST, Limits, seconds
 from boundedgen._engine._devices import preflight
 from boundedgen._errors import ModelLoadFailed
 from boundedgen._grammar import GrammarChecker
-from boundedgen._kinds import TEXT, Kind
-from boundedgen._scheduler_config import SchedulerPlan, plain_properties, scheduler_fields
-from boundedgen._settings import Settings
+from boundedgen._kind_options import Beside, chosen_kind
+from boundedgen._kinds import Chosen
+from boundedgen._scheduler_config import plain_properties, scheduler_fields
 from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
+
+if TYPE_CHECKING:
+    from boundedgen._engine._host import GenAIHost
 
 _SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
 CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 PATH_MOST = 4096  #: PATH_MAX of Linux
-NO_ADAPTERS = "adapters are for a model that boundedgen loads; this pipeline has an engine of its own"
-WITH_DRAFT = "adapters cannot be used with draft: the engine puts them on the draft model too"
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 
 
@@ -39,12 +39,9 @@ class Parts:
     host: EngineHost
     grammars: GrammarChecker | None  #: None: an engine of the caller's own, whose grammars are not checked
     configuration: Mapping[str, Any]  #: what the user asked for, for the black box; empty: an engine of their own
+    kind: Chosen | None = None  #: of requests; None: plain text
     models_path: str = ""
-    no_adapters: str = ""  #: why it can have none
-
-    def told(self, settings: Settings) -> dict[str, Any]:
-        """For the black box."""
-        return {**self.configuration, "bounds": settings.bounds, "admission": settings.admission}
+    real_host: GenAIHost | None = None  #: `host`, if it is ours
 
 
 def parts_of(
@@ -55,24 +52,29 @@ def parts_of(
     tokenizer_properties: Mapping[str, Any] | None,
     limits: Limits,
     engine: EngineHost | None,
+    draft: object = None,
+    prompt_lookup: object = None,
+    policy: str = "reserve",
     adapters: object = None,
-    kind: Kind = TEXT,
 ) -> Parts:
     """The engine's host, and the grammar checker that belongs to it."""
     if engine is not None:
-        if kind.name:
-            raise ValueError(f"{kind.name} is for the engine of this library; with engine= leave it out")
         if not isinstance(engine, EngineHost):
             raise TypeError(f"engine must be a boundedgen.abc.EngineHost, not {kind_of(engine)}")
+        for name, option in (("draft", draft), ("prompt_lookup", prompt_lookup)):
+            if option is not None and option is not False:
+                raise ValueError(f"{name} is for OpenVINO GenAI; an engine of your own (engine=) does not take it")
         if adapters is not None:
-            raise ValueError(f"{NO_ADAPTERS}; leave them out beside engine=")
-        return Parts(host=engine, grammars=None, configuration={}, no_adapters=NO_ADAPTERS)
+            raise ValueError("adapters are for a model that boundedgen loads; leave them out beside engine=")
+        return Parts(host=engine, grammars=None, configuration={})
     path, device = _path(models_path), _device(device)
-    plan = of_kind(scheduler_fields(scheduler_config), kind)
+    plan = scheduler_fields(scheduler_config)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
-    if (why_not := "" if kind.draft is None else WITH_DRAFT) and adapters is not None:
-        raise ValueError(f"{why_not}; leave one of them out")
+    beside = Beside(models_path=path, device=device, scheduler=plan.fields, properties=plain, policy=policy)
+    kind = chosen_kind(draft, prompt_lookup, beside)
+    if adapters is not None and kind is not None and kind.kind.not_adapted:
+        raise ValueError(f"adapters cannot be used with {kind.kind.name}: {kind.kind.not_adapted}")
     chosen = adapters_of(adapters, path, limits)
 
     def tokenizer() -> Tokenizer:
@@ -92,40 +94,21 @@ def parts_of(
         limits=limits,
         tokenizer=tokenizer,
         insist_prefix_caching=plan.insist_prefix_caching,
-        kind=kind,
+        kind=None if kind is None else kind.spec(),
     )
     host.adapters = chosen
-    asked = {
-        "models_path": path,
-        "device": device,
-        "scheduler": plan.fields,
-        "properties": without_secrets(plain),
-        "adapters": chosen.told(),
-        **kind.told(without_secrets),
-    }
+    asked = {"models_path": path, "device": device, "scheduler": plan.fields, "properties": without_secrets(plain)}
+    asked["adapters"] = chosen.told()
+    if kind is not None:
+        asked[kind.kind.name] = told(kind)
     checker = GrammarChecker(path, for_tokenizer, limits)
-    return Parts(host=host, grammars=checker, configuration=asked, models_path=path, no_adapters=why_not)
+    return Parts(host=host, grammars=checker, configuration=asked, kind=kind, models_path=path, real_host=host)
 
 
-def kind_of_pipeline(draft: object, prompt_lookup: object) -> Kind:
-    """From the constructor's arguments, of which one at most is given. Raises TypeError or ValueError."""
-    if prompt_lookup is None or prompt_lookup is False:
-        return TEXT if draft is None else kinds.draft(draft)
-    if draft is not None:
-        raise ValueError("draft and prompt_lookup are both given; the engine takes one of them")
-    return kinds.prompt_lookup(prompt_lookup)
-
-
-def of_kind(plan: SchedulerPlan, kind: Kind) -> SchedulerPlan:
-    """With what the kind sets where nobody says otherwise. ValueError for what the engine breaks with it."""
-    for name, (needed, why) in kind.scheduler_needs.items():
-        if plan.fields.get(name, needed) != needed:
-            raise ValueError(f"scheduler_config.{name} is {plan.fields[name]} with {kind.name}: {why}; leave it out")
-    if kind.draft is not None and not plan.fields.get("num_kv_blocks"):
-        raise ValueError(
-            "scheduler_config.num_kv_blocks is needed with draft: the two models' caches cannot be shared out by bytes"
-        )
-    return evolve(plan, fields={**kind.scheduler, **plan.fields})
+def told(kind: Chosen) -> dict[str, Any]:
+    """For the black box."""
+    of_its_own = {name: without_secrets(v) if name == "properties" else v for name, v in kind.settings.items()}
+    return {**kind.always, **of_its_own}
 
 
 def without_secrets(properties: Mapping[str, Any]) -> dict[str, Any]:

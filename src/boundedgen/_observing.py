@@ -135,7 +135,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "last_step_s": snapshot.last_step_s,
         "tokens_per_s": snapshot.tokens_per_s,
         **dict(zip(COUNTED, snapshot.counters, strict=True)),
-        **_proposals(snapshot),
+        **_untold(snapshot),
         "finished_total": ENDINGS | snapshot.finished,
         "deadlines_total": BOUNDS | snapshot.deadlines,
         "leases_total": LEASE_EVENTS | snapshot.lease_events,
@@ -148,11 +148,12 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _proposals(snapshot: Snapshot) -> dict[str, None]:
-    """What is not known of them. Of a look at the prompt the engine does not tell how many tokens it found."""
-    kind = "" if snapshot.facts is None else snapshot.facts.kind
-    unknown = {"": ("accepted", "proposed"), "prompt_lookup": ("proposed",)}.get(kind, ())
-    return {f"{name}_tokens_total": None for name in unknown}
+def _untold(snapshot: Snapshot) -> dict[str, None]:
+    """Counters of what this lane does not do, or of what its engine does not tell."""
+    facts = snapshot.facts
+    if facts is None or not facts.drafted:
+        return {"accepted_tokens_total": None, "proposed_tokens_total": None}
+    return {} if facts.counts_proposed else {"proposed_tokens_total": None}
 
 
 def _pools(snapshot: Snapshot) -> tuple[PoolStats, ...]:

@@ -24,7 +24,7 @@ from boundedgen._generation import Generation, aoutcomes, outcomes, refuse_to_bl
 from boundedgen._lease import Lease
 from boundedgen._leasing import Leasing
 from boundedgen._loading import Loading
-from boundedgen._making import CLOSING_SLACK, kind_of_pipeline, parts_of
+from boundedgen._making import CLOSING_SLACK, parts_of
 from boundedgen._observing import health_of, stats_of
 from boundedgen._probing import Probing
 from boundedgen._restart import RestartPolicy
@@ -54,13 +54,11 @@ class BoundedPipeline(Switching):
       nor `cache_size` (GB) the cache has a quarter of the memory that is free for this process, 1 to 4 GB.
     - `device`: "GPU", "GPU.1", "CPU", as OpenVINO names it.
     - `properties`, `tokenizer_properties`: OpenVINO's, for the device and for the tokenizer; plain data only.
-    - `draft` (a path, or a mapping of models_path, device, properties, num_kv_blocks, num_assistant_tokens) or
-      `prompt_lookup` (True, or a mapping of num_assistant_tokens, max_ngram_size), see docs/request-kinds.md.
     - `adapters`: LoRA adapters (.safetensors), a path or a mapping of paths to weights: docs/request-kinds.md.
     - `limits`, `admission`, `restart`: None: the defaults of Limits, Admission and RestartPolicy.
     - `bounds`: of every generation; a call can only tighten them. `total` must be finite. None: `Bounds(total=600)`.
-    - `lease_ttl`: generations without a lease of their own get an implicit one of so many seconds, which reading
-      renews; a caller that waits for it counts as reading. None: no such lease.
+    - `lease_ttl`: generations without a lease get an implicit one of so many seconds, renewed by reading and waiting.
+    - `prompt_lookup` (True or a mapping), `draft` (a folder or a mapping): several tokens a step: docs/request-kinds.md
     - `black_box`: a folder, made if need be, in which each lost engine leaves an incident. None: nothing is kept.
     - `device_lock`: a file that each engine keeps locked. If another does, this raises DeviceUnavailable. None: none.
     - `engine`, `clock`: for tests: the child with its tokenizer (`models_path` may then be None), and time.
@@ -74,39 +72,39 @@ class BoundedPipeline(Switching):
         properties: Mapping[str, Any] | None = None,
         *,
         tokenizer_properties: Mapping[str, Any] | None = None,
-        draft: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-        prompt_lookup: bool | Mapping[str, int] | None = None,
         adapters: str | os.PathLike[str] | Mapping[Any, float] | None = None,
         limits: Limits | None = None,
         bounds: Bounds | None = None,
         lease_ttl: float | timedelta | None = None,
         admission: Admission | None = None,
         restart: RestartPolicy | None = None,
+        draft: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        prompt_lookup: bool | Mapping[str, int] | None = None,
         black_box: str | os.PathLike[str] | None = None,
         device_lock: str | os.PathLike[str] | None = None,
         engine: EngineHost | None = None,
         clock: Clock | None = None,
     ) -> None:
-        kind = kind_of_pipeline(draft, prompt_lookup)
-        self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart, kind)
+        self._settings = settings = settings_of(limits, bounds, lease_ttl, admission, restart)
         self._limits = limits = settings.limits
-        given = (models_path, scheduler_config, device, properties, tokenizer_properties)
-        parts = parts_of(*given, limits, engine, adapters, kind)
+        given = (models_path, scheduler_config, device, properties, tokenizer_properties, limits, engine)
+        parts = parts_of(*given, draft, prompt_lookup, settings.admission.policy, adapters)
         self._configuration = parts.configuration
-        box = box_of(black_box, limits, parts.told(settings))
+        asked = {**parts.configuration, "bounds": settings.bounds, "admission": settings.admission}
+        box = box_of(black_box, limits, asked)
         self._runtime = runtime = runtime_of(clock)
         with contextlib.ExitStack() as undo:
             self._driver = driver = Driver(parts.host, settings, runtime)
             undo.callback(driver.abandon, limits.reap + CLOSING_SLACK)
             self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-            admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults())
+            admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults(), parts.kind)
             self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
             self._leasing = Leasing(driver, limits, runtime)
             self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
             self._stats_sockets = StatsSockets()
             self._closing = Closing(driver, self._serving, self._stats_sockets, runtime, limits.reap)
             driver.probe = self._probing.due
-            self._exchange = Exchange(parts, driver, limits)
+            self._exchange = Exchange(parts.real_host, parts.models_path, driver, limits)
             install(box, driver, self._serving.rejections.by_error)
             entrust(lock_of(device_lock), parts.host, driver)
             driver.start()
@@ -326,17 +324,20 @@ class BoundedPipeline(Switching):
         refuse_to_block("'await pipeline.await_ready()'")
         within = patience(self._limits.boot if timeout is None else timeout)
         self._driver.wakers.wait(self._decided, within)
-        self._serving.refuse_unless_ready(self.health(), within)
+        self._raise_unless_ready(within)
 
     async def await_ready(self, timeout: float | timedelta | None = None) -> None:
         """`wait_ready` for a coroutine, with the same `timeout`."""
         within = patience(self._limits.boot if timeout is None else timeout)
         await self._driver.wakers.until(self._decided, within)
-        self._serving.refuse_unless_ready(self.health(), within)
+        self._raise_unless_ready(within)
 
     def _decided(self) -> bool:
         state = self._driver.snapshot.state
         return (state == "ready" and self._loading.done()) or self._driver.over or state in ("failed", "closed")
+
+    def _raise_unless_ready(self, within: float | None) -> None:
+        self._serving.refuse_unless_ready(self.health(), within)
 
     # --- closing -------------------------------------------------------------------------------------------------
 

@@ -184,8 +184,8 @@ def _read(path: Path) -> str:
 #: What GenAI reads from its properties, and this library does not support.
 _NO_PROPERTIES = {
     "adapters": "give them to the pipeline, as adapters={path: weight}",
-    "draft_model": "draft models are not supported",
-    "prompt_lookup": "prompt lookup is not supported",
+    "draft_model": "a draft model is an option of the pipeline, draft",
+    "prompt_lookup": "it is an option of the pipeline, prompt_lookup",
     "scheduler_config": "give it as the second argument, scheduler_config",
 }
 

@@ -8,7 +8,6 @@ from attrs import frozen
 from boundedgen._admission import Admission
 from boundedgen._arguments import kind_of
 from boundedgen._bounds import Bounds, Limits, seconds
-from boundedgen._kinds import TEXT, Kind
 from boundedgen._restart import RestartPolicy
 
 
@@ -19,7 +18,6 @@ class Settings:
     lease_ttl: float | None  #: seconds
     admission: Admission
     restart: RestartPolicy
-    kind: Kind = TEXT
 
 
 def settings_of(
@@ -28,21 +26,20 @@ def settings_of(
     lease_ttl: float | timedelta | None,
     admission: Admission | None,
     restart: RestartPolicy | None,
-    kind: Kind = TEXT,
 ) -> Settings:
     """With the default of what is None. TypeError and ValueError name what is wrong."""
     limits = Limits() if limits is None else limits
     bounds = Bounds(total=600) if bounds is None else bounds
     admission = Admission() if admission is None else admission
     restart = RestartPolicy() if restart is None else restart
-    for name, value, wanted in (
+    for name, value, kind in (
         ("limits", limits, Limits),
         ("bounds", bounds, Bounds),
         ("admission", admission, Admission),
         ("restart", restart, RestartPolicy),
     ):
-        if not isinstance(value, wanted):
-            raise TypeError(f"{name} must be a {wanted.__name__}, not {kind_of(value)}")
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, not {kind_of(value)}")
     if bounds.total is None or math.isinf(bounds.total):
         raise ValueError(
             "bounds.total of a pipeline must be finite: every generation has to end; for example Bounds(total=600)"
@@ -50,12 +47,7 @@ def settings_of(
     ttl = seconds("lease_ttl", lease_ttl)
     if ttl is not None:
         check_ttl("lease_ttl", ttl, limits)
-    if kind.assistant and admission.policy == "adaptive":
-        raise ValueError(
-            f"admission has policy 'adaptive', which cannot make room in time where a step of {kind.name} may bring "
-            f"{kind.assistant + 1} tokens a sequence; use Admission('reserve')"
-        )
-    return Settings(limits, bounds, ttl, admission, restart, kind)
+    return Settings(limits, bounds, ttl, admission, restart)
 
 
 def check_ttl(name: str, ttl: float, limits: Limits) -> float:

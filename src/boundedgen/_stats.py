@@ -42,7 +42,7 @@ class ProbeVerdict(enum.StrEnum):
 class PoolStats:
     """One kind of cache block. The sizes are the engine's own; what is reserved, boundedgen's."""
 
-    name: str  #: "kv", or "linear_attention" on hybrid models
+    name: str  #: "kv", "linear_attention" on hybrid models, "draft" for that of a draft model
     blocks_total: int  #: all there are, without the probe's
     blocks_reserved: int  #: set aside for stays whose release is not proved; with "adaptive" it can exceed the total
     blocks_free: int = field(  #: blocks_total - blocks_reserved, 0 at least: what a newcomer can get
@@ -204,9 +204,11 @@ class SchedulerStats:
     leases_total: Mapping[str, int]  #: granted, renewed, expired, revoked; refused: renewals that raised LeaseExpired
     prompt_tokens_total: int  #: of sequences that were admitted
     tokens_total: int  #: visible ones
-    late_tokens_total: int  #: produced after the end of their sequence; dropped
-    accepted_tokens_total: int | None  #: that were proposed (draft, prompt_lookup) and kept; None: nobody proposes any
-    proposed_tokens_total: int | None  #: by the draft model, of stays that left; None: there is none, or it is not told
+    late_tokens_total: int  #: produced after the end of their sequence; dropped. What was only drafted is not counted
+    #: visible ones that were drafted (`draft`, `prompt_lookup`): steps that were saved; None: this lane does not draft
+    accepted_tokens_total: int | None
+    #: candidates that the draft model has made for visible tokens, at most; None: no draft model, or not ready yet
+    proposed_tokens_total: int | None
     steps_total: int  #: that returned
     restarts_total: int  #: READY again after an engine was lost; one that was recycled is no loss
     kills_total: Mapping[str, int]  #: engines lost, by cause (step, boot, …): only faults, for an alarm on the sum

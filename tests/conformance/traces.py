@@ -15,6 +15,8 @@ NOT_COMPARED = {
     "incarnation": "it is 1 in both",
     "cache_bytes": "the simulated engine has no memory, and says None",
     "rss_bytes": "memory is the process's, and neither of them tells it there",
+    "accepted": "the simulated engine does not draft",
+    "proposed": "the simulated engine does not draft",
     "outputs.token_ids": "the simulated model is a checksum of the text so far; how many there are is compared",
     "outputs.logprobs": "all of them are -0.5 there; how many there are is compared",
     "finished.score": "it is the rank there",

@@ -28,7 +28,7 @@ CACHED = PoolFacts("linear_attention", 6, 8)
 def test_blocks_are_counted_for_each_sequence_and_rounded_up(
     per_block: int | None, tokens: int, sequences: int, blocks: int
 ) -> None:
-    assert blocks_needed(PoolFacts("kv", 100, per_block), tokens, sequences) == blocks
+    assert blocks_needed(per_block, tokens, sequences) == blocks
 
 
 def test_the_last_token_needs_no_room_of_its_own() -> None:
@@ -36,6 +36,14 @@ def test_the_last_token_needs_no_room_of_its_own() -> None:
     assert capacity.needs(5, 4, 1) == (2,)
     assert not capacity.lacking(capacity.needs(5, 4, 1))
     assert capacity.lacking(capacity.needs(5, 5, 1)) == {"kv": (3, 2)}
+
+
+def test_what_a_kind_needs_ahead_is_in_every_reservation() -> None:
+    """Tokens in a pool that is counted by them, blocks in one that is counted by sequences."""
+    capacity = Capacity.of(facts(PoolFacts("kv", 5, 4, 3), PoolFacts("linear_attention", 15, None, 6)), None)
+    assert capacity.needs(5, 5, 1) == (3, 7)  # 9 + 3 tokens in blocks of four; one block and six more
+    assert capacity.needs(5, 6, 1) == (4, 7)
+    assert capacity.lacking(capacity.needs(5, 6, 3)) == {"kv": (12, 4), "linear_attention": (21, 14)}
 
 
 def test_the_probe_s_blocks_belong_to_nobody_else() -> None:

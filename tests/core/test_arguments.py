@@ -103,6 +103,8 @@ CONSTRUCTOR: dict[str, Any] = {
     "properties": None,
     "tokenizer_properties": None,
     "engine": None,
+    "draft": None,
+    "prompt_lookup": None,
     "adapters": None,
 }
 

@@ -47,9 +47,6 @@ class Inside:
     def released(self) -> bool:
         return self.gone
 
-    def speculated(self) -> tuple[int, int]:
-        return 0, 0
-
     def late_tokens(self) -> int:
         return 3
 

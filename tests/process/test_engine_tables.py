@@ -46,9 +46,6 @@ class _Stay:
     def released(self) -> bool:
         return self.left <= 0
 
-    def speculated(self) -> tuple[int, int]:
-        return 0, 0
-
     def late_tokens(self) -> int:
         return 0
 

@@ -81,13 +81,15 @@ progresses = st.builds(
     ids,
     maybe,
     st.lists(st.tuples(ids, ids), max_size=3).map(lambda pairs: tuple(number for pair in pairs for number in pair)),
+    ids,
+    ids,
 )
 claims = st.builds(Claim, st.booleans(), st.tuples(seconds, seconds, seconds))
 facts = st.builds(
     EngineFacts,
     device=text,
     versions=st.dictionaries(text, text, max_size=3),
-    pools=tuples(st.builds(PoolFacts, text, ids, maybe)),
+    pools=tuples(st.builds(PoolFacts, text, ids, maybe, ids)),
     block_size=ids,
     cache_bytes=maybe,
     vocab_size=maybe,
@@ -99,6 +101,8 @@ facts = st.builds(
     findings=tuples(text),
     canary=tokens,
     exact=st.booleans(),
+    drafted=ids,
+    counts_proposed=st.booleans(),
 )
 words: st.SearchStrategy[Word] = st.one_of(
     st.builds(Boot, st.dictionaries(text, json_values, max_size=4)),

@@ -11,10 +11,13 @@ AHEAD = STEPS + 2  #: tokens that a reservation is ahead of what was heard of: r
 CALM = 32  #: steps after a pause in which nobody is let in, unless somebody leaves: it was full
 
 
-def blocks_needed(pool: PoolFacts, tokens: int, sequences: int) -> int:
-    """Blocks of one pool for `sequences` sequences of `tokens` tokens each (engine-facts: prompt + new - 1)."""
-    size = pool.tokens_per_block
-    return sequences * (pool.each if size is None else -(-(tokens + pool.lookahead) // size))
+def blocks_needed(tokens_per_block: int | None, tokens: int, sequences: int, ahead: int = 0) -> int:
+    """Blocks of one pool for `sequences` sequences of `tokens` tokens each (engine-facts: prompt + new - 1).
+
+    `ahead`: what each of them needs on top, as in `PoolFacts`.
+    """
+    each = 1 + ahead if tokens_per_block is None else -(-(tokens + ahead) // tokens_per_block)
+    return sequences * each
 
 
 @frozen
@@ -32,7 +35,7 @@ class Capacity:
     def needs(self, prompt_tokens: int, max_new_tokens: int, sequences: int) -> tuple[int, ...]:
         """Blocks by pool, in the order of `pools`."""
         tokens = max(1, prompt_tokens + max_new_tokens - 1)
-        return tuple([blocks_needed(p, tokens, sequences) for p in self.pools])
+        return tuple([blocks_needed(p.tokens_per_block, tokens, sequences, p.ahead) for p in self.pools])
 
     def lacking(self, needs: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
         """Pools that can never hold `needs`: name -> (needed, available). Empty: it fits an empty engine."""

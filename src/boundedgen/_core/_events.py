@@ -42,11 +42,12 @@ class Cause(enum.StrEnum):
 class PoolFacts:
     """One kind of cache block. `tokens_per_block` None: one block a sequence, however long it is."""
 
-    name: str  #: "kv", "linear_attention" or "draft"
+    name: str  #: "kv", "linear_attention", or one that a kind of requests brings with it ("draft")
     blocks: int  #: all there are, the probe's included
     tokens_per_block: int | None
-    lookahead: int = 0  #: tokens that a sequence may hold in it beyond those that it has
-    each: int = 1  #: blocks a sequence, where tokens do not count
+    #: what each sequence needs on top of prompt + new - 1 tokens, or of its one block where they are not counted by
+    #: tokens: in tokens there, in blocks here
+    ahead: int = 0
 
 
 @frozen
@@ -67,7 +68,8 @@ class EngineFacts:
     findings: tuple[str, ...] = ()  #: settings that were changed or are known to be unsafe, in words
     canary: tuple[int, ...] = ()  #: token ids that it generated before anybody else's, greedily
     exact: bool = False  #: the same settings give the same canary, in every incarnation
-    kind: str = ""  #: "prompt_lookup" or "draft"; empty: nothing beside text
+    drafted: int = 0  #: candidates that a step looks at beside a token, at most; 0: it does not draft
+    counts_proposed: bool = False  #: it is known how many it drafts
     adapters: tuple[tuple[str, float], ...] = ()  #: file name and weight of each that it was built with
 
 
@@ -135,8 +137,6 @@ class Release:
     steps: int  #: steps begun after the stop was taken, until the proof (0 for one that finished by itself)
     seconds: float  #: from the stop being taken to the proof
     late_tokens: int  #: produced after the stop; dropped
-    accepted: int = 0  #: tokens that were proposed, by a draft model or a look at the prompt, and kept
-    proposed: int = 0  #: by a draft model; 0 where that is not known
 
 
 @frozen
@@ -164,6 +164,8 @@ class Progress:
     #: stay, token id, stay, token id, …: of those that brought one token and nothing else, which nearly all do. Numbers
     #: in a row, since an object for each would be most of what a step costs, and more work for the collector of cycles.
     singles: tuple[int, ...] = ()
+    accepted: int = 0  #: of the tokens told so far, not counted before: those that were drafted
+    proposed: int = 0  #: of so many candidates, at most
 
     def shown(self) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
         """Stay, token ids and logprobs of all `outputs`, `singles` among them."""

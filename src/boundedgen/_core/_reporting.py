@@ -24,6 +24,8 @@ class Reporting(Switching):
         if report.rss_bytes is not None:
             self.life.rss_bytes = report.rss_bytes
         self._count_steps(report)
+        self.tally.accepted_tokens += report.accepted
+        self.tally.proposed_tokens += report.proposed
         self.watch.reported(report, now)
         for id_ in report.taken:
             self._taken(id_)
@@ -148,8 +150,6 @@ class Reporting(Switching):
 
     def _released(self, release: ev.Release, now: float) -> None:
         self.tally.late_tokens += release.late_tokens
-        self.tally.accepted_tokens += release.accepted
-        self.tally.proposed_tokens += release.proposed
         stay = self.stays.get(release.stay)
         if stay is None:
             return

@@ -13,7 +13,7 @@ class Tally:
     prompt_tokens: int = 0
     tokens: int = 0
     late_tokens: int = 0
-    accepted_tokens: int = 0
+    accepted_tokens: int = 0  #: drafted ones
     proposed_tokens: int = 0
     steps: int = 0
     restarts: int = 0

@@ -76,7 +76,7 @@ class Loop:
         self._engine, self._line, self._stamps, self._incarnation = engine, line, stamps, incarnation
         self._held: dict[int, Held] = {}
         self._guard = Guard(engine.facts)
-        self._load = Workload(engine.step_tokens)
+        self._load = Workload(engine.step_tokens, 1 + engine.facts.drafted)
         self._size = size
         self._halts: list[int] = []
         self._arrivals: dict[int, Request] = {}
@@ -209,7 +209,7 @@ class Loop:
         self._step_s = self._ended - began
         self._stamps.end(self._ended)
         self._steps += 1
-        self._tidings.stepped(began, self._metrics.scheduled, load)
+        self._tidings.stepped(began, self._metrics, load)
         self._guard.stepped()
         for held in [held for held in self._held.values() if self._has_left(held)]:
             self._release(held)
@@ -230,6 +230,8 @@ class Loop:
         if token_ids:
             self._tidings.output(held.stay, token_ids, logprobs)
             self._guard.shown(held.stay, len(token_ids))
+            if len(token_ids) > 1:
+                self._load.shown(held.stay, len(token_ids))
         if why:
             held.ended = True
             self._leaves(held)
@@ -259,7 +261,7 @@ class Loop:
         stopped = held.stopped_at is not None
         seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0
         late = held.inside.late_tokens() if stopped else 0
-        self._tidings.release(Release(held.stay, held.steps_since, seconds, late, *held.inside.speculated()))
+        self._tidings.release(Release(held.stay, held.steps_since, seconds, late))
 
     def _poison(self, error: Exception) -> None:
         """After an exception the engine is never called again, not even to stop what is inside."""

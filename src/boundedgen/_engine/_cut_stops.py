@@ -1,5 +1,4 @@
-"""Stop strings that an engine does not look for, and those that begin in what an earlier engine showed of a generation
-and end in what this one generates of it.
+"""Stop strings that begin in what an earlier engine showed of a generation, and end in what this one generates of it.
 
 An engine looks for them in its last `window` tokens, as many as the longest one is encoded to, and withholds these:
 before it showed a token it had looked at that and at the `window` after it. So if what was withheld comes again as it
@@ -36,28 +35,5 @@ class CutStops:
         return None
 
     def _found(self) -> bool:
-        return _found(self._decode(self._tail), self._strings)
-
-
-@final
-class OwnStops:
-    """Stop strings that the engine is not told of. Looks after each token at the last ones: as many as the longest of
-    `strings` has bytes, for a token that shows has one at least, and as many more, for some do not show."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], shown: Sequence[int], strings: Iterable[str]) -> None:
-        self._decode = decode
-        self._strings = tuple(strings)
-        self._window = 2 * max(len(string.encode()) for string in self._strings)
-        self._tail = list(shown[-self._window :])
-
-    def end_in(self, token_ids: Sequence[int]) -> int | None:
-        """How many of `token_ids`, which come next, are left where a stop string ends among them. None: none does."""
-        for number, token in enumerate(token_ids, 1):
-            self._tail = [*self._tail, token][-self._window :]
-            if _found(self._decode(self._tail), self._strings):
-                return number
-        return None
-
-
-def _found(text: str, strings: Iterable[str]) -> bool:
-    return any(string in text for string in strings)
+        text = self._decode(self._tail)
+        return any(string in text for string in self._strings)

@@ -1,4 +1,10 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline as an `Engine`. The only file that imports the pipeline."""
+"""OpenVINO GenAI's ContinuousBatchingPipeline as an `Engine`. The only file that imports the pipeline.
+
+What its token ids hold, measured on 2026.4.1: the eos token or stop token that ended a sequence is the last of its
+ids. With `stop_strings` the ids of the match are withheld, whole tokens of them, and the ids before come in one piece;
+with `include_stop_str_in_output` they end with the match; a match at the very first token may leave no ids at all. A
+request of several sequences (beams, num_return_sequences) shows nothing until it has finished.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -13,17 +20,17 @@ import numpy as np
 import openvino as ov  # type: ignore[import-untyped,unused-ignore]
 import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
-from boundedgen import _kinds as kinds
 from boundedgen._core._events import EngineFacts
 from boundedgen._engine import _pools
-from boundedgen._engine._cut_stops import CutStops, OwnStops
+from boundedgen._engine._cut_stops import CutStops
 from boundedgen._engine._devices import diagnose, preflight
+from boundedgen._engine._drafting import Drafted, Drafts, StopStrings, engine_properties, other_vocabulary
 from boundedgen._engine._findings import untested
 from boundedgen._engine._lora import adapter_properties
 from boundedgen._engine._releases import release_of
 from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen._engine._stay import Census, Stay, generation_config
-from boundedgen._kinds import TEXT, Kind
+from boundedgen._kinds import Chosen
 from boundedgen._text import decoded
 from boundedgen.abc import Request
 
@@ -41,10 +48,10 @@ class GenAIEngine:
     """A loaded pipeline whose pools are known."""
 
     def __init__(
-        self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str, kind: Kind = TEXT
+        self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str, chosen: Chosen | None = None
     ) -> None:
         self._pipeline = pipeline
-        self._kind = kind
+        self._chosen, self._drafts = chosen, Drafts()
         self.proof = proof
         self._census = Census() if proof == "request_count" else None
         self._step_tokens = step_tokens
@@ -61,27 +68,35 @@ class GenAIEngine:
         return self._step_tokens
 
     def add(self, request: Request) -> EngineStay:
-        config, strings = dict(request.config), request.config.get("stop_strings")
-        shown = request.prompt[len(request.prompt) - request.shown :]
-        if strings and self._kind.own_stops:
-            del config["stop_strings"], config["include_stop_str_in_output"]
-        stay = self._add(request.stay, request.prompt, config)
-        if strings and (self._kind.own_stops or shown):
-            stay.stops = self._stops(shown, strings)
+        stay = self._add(request.stay, request.prompt, request.config, request.shown)
+        if stay.drafted is None and request.shown and request.config.get("stop_strings"):
+            stay.cut_stops = self._cut_stops(request.prompt[-request.shown :], request.config["stop_strings"])
         return stay
 
-    def _stops(self, shown: Sequence[int], strings: Sequence[str]) -> CutStops | OwnStops:
+    def _cut_stops(self, shown: Sequence[int], strings: Sequence[str]) -> CutStops:
         tokenizer = self._pipeline.get_tokenizer()
-        if self._kind.own_stops:
-            return OwnStops(lambda ids: decoded(tokenizer, ids), shown, strings)
         window = max(tokenizer.encode(s, add_special_tokens=False).input_ids.shape[1] for s in strings)
         return CutStops(lambda ids: decoded(tokenizer, ids), shown, strings, window)
 
-    def _add(self, stay: int, prompt: Any, config: Mapping[str, Any]) -> Stay:
+    def _add(self, stay: int, prompt: Any, config: Mapping[str, Any], shown: int = 0) -> Stay:
         ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
-        config = {**self._kind.always, **config}
-        handle = self._pipeline.add_request(stay, ids, generation_config(config))
-        return Stay(handle, config, self._census, self._kind)
+        chosen, strings = self._chosen, ()
+        if chosen is not None:
+            config = chosen.completed(config)
+            if chosen.kind.cuts_stop_strings:
+                strings = config.pop("stop_strings", ())
+                config.pop("include_stop_str_in_output", None)
+        made = Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config, self._census)
+        if chosen is not None and chosen.drafted:
+            stops = self._stops(strings, prompt[-shown:] if shown else ()) if strings else None
+            made.drafted = Drafted(
+                self._drafts, config["num_assistant_tokens"], config["max_new_tokens"], made.ends(), stops
+            )
+        return made
+
+    def _stops(self, strings: Sequence[str], shown: Sequence[int]) -> StopStrings:
+        tokenizer = self._pipeline.get_tokenizer()
+        return StopStrings(lambda ids: decoded(tokenizer, ids), strings, shown)
 
     def step(self) -> Metrics:
         self._pipeline.step()
@@ -89,7 +104,7 @@ class GenAIEngine:
         if self._census is not None:
             self._census.stepped(metrics.requests)
         size = getattr(metrics, "cache_size_in_bytes", None)
-        return Metrics(metrics.scheduled_requests, metrics.cache_usage / 100.0, size)
+        return Metrics(metrics.scheduled_requests, metrics.cache_usage / 100.0, size, *self._drafts.take())
 
     def measure(self, tokens: int) -> float:
         """Usage of the fullest pool, 0..1, while a prompt of `tokens` is inside. Nothing is inside afterwards."""
@@ -155,60 +170,39 @@ def load(spec: Mapping[str, Any]) -> GenAIEngine:
 def _load(spec: Mapping[str, Any]) -> GenAIEngine:
     version = importlib.metadata.version("openvino-genai")
     hybrid = _looks_hybrid(Path(spec["models_path"]))
-    kind = kinds.of(spec.get("kind"))
-    settings: dict[str, Any] = {
-        "insist_prefix_caching": bool(spec["insist_prefix_caching"]),
-        "version": version,
-        "kind": kind,
-    }
-    _refuse_unserved(kind, spec, hybrid=hybrid)
-    plan = _pools.plan(spec["scheduler"], hybrid=hybrid, **settings)
+    insist, chosen = bool(spec["insist_prefix_caching"]), Chosen.of(spec.get("kind"))
+    if chosen is not None:
+        _check_kind(chosen, spec)
+    plan_of = partial(_pools.plan, spec["scheduler"], insist_prefix_caching=insist, version=version, chosen=chosen)
+    plan = plan_of(hybrid=hybrid)
     engine = _construct(spec, plan)
     engine.measure(1)
     if (told := engine.la_pool()) is not None and bool(told) != hybrid:
         del engine  # its memory is needed for the second one
-        _refuse_unserved(kind, spec, hybrid=not hybrid)
-        plan = _pools.plan(spec["scheduler"], hybrid=not hybrid, **settings)
+        plan = plan_of(hybrid=not hybrid)
         engine = _construct(spec, plan)
     return _with_facts(engine, spec, plan, version)
-
-
-def _refuse_unserved(kind: Kind, spec: Mapping[str, Any], *, hybrid: bool) -> None:
-    """What this model or this release cannot do with the kind, where the engine itself would find out in a step."""
-    found = ""
-    if hybrid and not kind.hybrid:
-        found = "the model has linear attention, with which every step would raise"
-    elif not kind.vision and (Path(spec["models_path"]) / "openvino_language_model.xml").is_file():
-        found = "the model sees images, and the engine takes none with it"
-    elif not kind.counts and proof_in_use() == "request_count":
-        found = "this release of openvino-genai cannot prove with it that it let go of a request; 2026.4 can"
-    if found:
-        raise BootRefusedError("model", f"{kind.name}: {found}; leave it out", True)
 
 
 def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
     config = genai.SchedulerConfig()
     for name, value in plan.scheduler.items():
         setattr(config, name, value)
-    properties = {**spec["properties"], **_of_kind(spec, plan), **adapter_properties(spec.get("adapters", ()))}
+    of_kind = engine_properties(plan.chosen, plan.scheduler, plan.extra)
+    properties = {**spec["properties"], **of_kind, **adapter_properties(spec.get("adapters", ()))}
     pipeline = genai.ContinuousBatchingPipeline(
         spec["models_path"], config, spec["device"], properties, dict(spec["tokenizer_properties"])
     )
-    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use(), plan.kind)
+    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use(), plan.chosen)
 
 
-def _of_kind(spec: Mapping[str, Any], plan: _pools.Plan) -> dict[str, Any]:
-    """What the pipeline has to be told of its kind."""
-    draft = plan.kind.draft
-    if draft is None:
-        return {"prompt_lookup": True} if plan.kind.assistant else {}
-    config = genai.SchedulerConfig()
-    for name, value in plan.scheduler.items():
-        setattr(config, name, value)
-    config.num_kv_blocks = plan.draft
-    properties = spec["properties"] if draft["properties"] is None else draft["properties"]
-    device = draft["device"] or spec["device"]
-    return {"draft_model": genai.draft_model(draft["models_path"], device, scheduler_config=config, **properties)}
+def _check_kind(chosen: Chosen, spec: Mapping[str, Any]) -> None:
+    """What only this process can tell of it."""
+    kind, path = chosen.kind, spec["models_path"]
+    if kind.needs_proof and proof_in_use() != "perf_metrics":
+        raise BootRefusedError("model", f"{kind.name}= needs a newer openvino-genai: {kind.needs_proof}", True)
+    if kind.extra_pool and (defect := other_vocabulary(path, chosen.settings["models_path"])) is not None:
+        raise BootRefusedError("model", f"{kind.name}: {defect}", True)
 
 
 def proof_in_use() -> str:
@@ -239,7 +233,8 @@ def _with_facts(engine: GenAIEngine, spec: Mapping[str, Any], plan: _pools.Plan,
             findings=(*plan.findings, *pools.findings, *told, *([warning] if warning else [])),
             canary=engine.canary(),
             exact=spec["device"] == "CPU" and _EXACT in spec["properties"].items(),
-            kind=plan.kind.name,
+            drafted=0 if plan.chosen is None else plan.chosen.drafted,
+            counts_proposed=plan.extra is not None,
             adapters=tuple((one["name"], one["weight"]) for one in spec.get("adapters", ())),
         )
     )

@@ -41,7 +41,6 @@ from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._versions import replaced, versions
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode
-from boundedgen._kinds import TEXT, Kind
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031
@@ -64,7 +63,7 @@ class GenAIHost:
         limits: Limits,
         tokenizer: Callable[[], Tokenizer],
         insist_prefix_caching: bool = False,
-        kind: Kind = TEXT,
+        kind: Mapping[str, Any] | None = None,
         module: str = _engine.__name__,
         fault: Mapping[str, Any] | None = None,
     ) -> None:
@@ -81,7 +80,7 @@ class GenAIHost:
             "properties": dict(properties),
             "tokenizer_properties": dict(tokenizer_properties),
             "insist_prefix_caching": insist,
-            "kind": kind.spec(),
+            "kind": kind,
             "adapters": [],
             "fault": None if fault is None else dict(fault),
         }

@@ -28,8 +28,9 @@ class Workload:
     Those that decode are kept as sums, so that a step costs the same however many they are.
     """
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, room: int, each: int = 1) -> None:
+        """`each`: tokens that one sequence takes of a step while it decodes, its candidates included."""
+        self._room, self._each = room, each
         self._steps = 0
         self._prompts: dict[int, _Work] = {}  # not all computed; in order of arrival
         self._decoding: dict[int, _Work] = {}
@@ -53,6 +54,12 @@ class Workload:
             self._context -= work.sequences * (work.prompt + self._steps - work.decodes_since)
             self._spared -= work.sequences if work.over else 0
 
+    def shown(self, stay: int, tokens: int) -> None:
+        """It brought several tokens with one step, so that its context has grown by as many."""
+        if (work := self._decoding.get(stay)) is not None:
+            work.prompt += tokens - 1
+            self._context += work.sequences * (tokens - 1)
+
     def schedule(self) -> tuple[int, int]:
         """Tokens that the next step schedules of all of them at most, and the sum of them times their context.
 
@@ -61,9 +68,9 @@ class Workload:
         """
         self._steps += 1
         self._context += self._tokens
-        tokens, context = self._tokens, self._context
+        tokens, context = self._each * self._tokens, self._each * self._context
         if self._prompts:
-            more, area = self._prefill(self._room - self._tokens + self._spared)
+            more, area = self._prefill(self._room - tokens + self._each * self._spared)
             tokens, context = tokens + more, context + area
         return tokens, context
 

@@ -15,14 +15,16 @@ from attrs import evolve, field, frozen
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine._findings import found
-from boundedgen._kinds import TEXT, Kind
+from boundedgen._engine._seam import BootRefusedError
+from boundedgen._kinds import Chosen
 
 Measure = Callable[[int], float]  #: tokens of a prompt -> usage of the fullest pool while it is inside, 0..1
 
-KV, LINEAR, DRAFT = "kv", "linear_attention", "draft"
-PROBE = 1  #: blocks of every pool that the probe needs: one token of prompt, one new
+KV, LINEAR = "kv", "linear_attention"
+PROBE = 1  #: blocks that the probe needs of a pool that is counted by tokens: one token of prompt, one new
 MULTIPLIER = 8  #: the engine's least automatic cache_interval_multiplier
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
+_ONE_DRAFTED = 1  #: of an answer of one token nothing is drafted, and yet the engine wants room for one
 _HUGE = 1 << 62
 _DEFAULT_SEQS = _DEFAULT_BATCHED = 256  # SchedulerConfig's
 _LONGEST = 16_384  #: tokens spent at most on learning the KV pool of a hybrid
@@ -42,8 +44,22 @@ class Plan:
     linear: int | None  #: the same; None on plain models and where the engine decides
     multiplier: int = MULTIPLIER
     findings: tuple[str, ...] = ()
-    kind: Kind = TEXT
-    draft: int | None = None  #: blocks of the draft model's pool in all
+    chosen: Chosen | None = None
+    extra: int | None = None  #: blocks of the pool that the kind brings with it, the probe's included
+
+    @property
+    def states(self) -> int:
+        """Linear-attention blocks a sequence, while they are not counted by tokens."""
+        return 1 + self.ahead(LINEAR)
+
+    def ahead(self, pool: str) -> int:
+        return 0 if self.chosen is None else self.chosen.ahead(pool)
+
+    def probe(self, pool: str) -> int:
+        """Blocks that the probe needs of it."""
+        if pool != LINEAR or self.caching or self.chosen is None:
+            return PROBE
+        return PROBE + self.chosen.kind.ahead[LINEAR].of(_ONE_DRAFTED)
 
     @property
     def grown(self) -> bool:
@@ -56,17 +72,25 @@ class Pools:
     facts: tuple[PoolFacts, ...]
     block_size: int
     running_max: int
+    plan: Plan
     findings: tuple[str, ...] = field(default=())
 
     @property
     def probe_blocks(self) -> Mapping[str, int]:
-        return {pool.name: PROBE for pool in self.facts if pool.blocks > PROBE}
+        needed = {pool.name: self.plan.probe(pool.name) for pool in self.facts}
+        return {pool.name: needed[pool.name] for pool in self.facts if pool.blocks > needed[pool.name]}
 
 
 def plan(
-    scheduler: Mapping[str, Any], *, hybrid: bool, insist_prefix_caching: bool, version: str, kind: Kind = TEXT
+    scheduler: Mapping[str, Any],
+    *,
+    hybrid: bool,
+    insist_prefix_caching: bool,
+    version: str,
+    chosen: Chosen | None = None,
 ) -> Plan:
-    """The configuration to load with. Raises ValueError where the cache would have no bound."""
+    """The configuration to load with. Raises ValueError where the cache would have no bound, BootRefusedError where
+    the kind of requests does not go with it."""
     settings = dict(scheduler)
     blocks = int(settings.get("num_kv_blocks") or 0)
     if not blocks and not settings.get("cache_size"):
@@ -77,18 +101,36 @@ def plan(
         settings["num_kv_blocks"] = blocks + PROBE
     kv = blocks + PROBE if blocks else None
     caching = bool(settings.get("enable_prefix_caching", False))
-    base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None, kind=kind, draft=_draft(kind, blocks))
+    base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None)
+    if chosen is not None:
+        base = _plan_kind(base, chosen, scheduler)
     return _plan_hybrid(base, blocks, insist_prefix_caching, version) if hybrid else base
 
 
-def _draft(kind: Kind, blocks: int) -> int | None:
-    """As many as the main model has, if nobody says: then it is never the fuller one."""
-    if kind.draft is None:
-        return None
-    asked = kind.draft["num_kv_blocks"] or blocks
-    if not asked:
-        raise ValueError("the draft model's cache needs a bound too: set scheduler_config.num_kv_blocks")
-    return int(asked) + PROBE
+def _plan_kind(base: Plan, chosen: Chosen, asked: Mapping[str, Any]) -> Plan:
+    """A step has room for all that decode, each with its candidates; or for all that there can be, prompts too."""
+    kind = chosen.kind
+    if base.hybrid and kind.not_hybrid:
+        raise BootRefusedError("model", f"{kind.name}= does not go with this hybrid model: {kind.not_hybrid}", True)
+    base = evolve(base, chosen=chosen)
+    room, each = int(base.scheduler.get("max_num_batched_tokens", _DEFAULT_BATCHED)), 1 + chosen.drafted
+    if kind.extra_pool:
+        base = evolve(base, extra=int(chosen.settings["num_kv_blocks"]) + PROBE)
+    if not kind.whole_steps:
+        running = max(1, (room - PROBE) // each)
+        if running >= base.max_num_seqs:
+            return base
+        text = (
+            f"at most {running} sequences run at once: a step has room for {room} tokens (max_num_batched_tokens), and "
+            f"each of them takes {each}"
+        )
+        findings = (text,) if "max_num_seqs" in asked else ()
+        return evolve(base, max_num_seqs=running, findings=(*base.findings, *findings))
+    whole = max(room, (base.kv or 0) * _BLOCK_SIZES[-1] + (base.max_num_seqs + PROBE) * each)
+    settings = {**base.scheduler, "max_num_batched_tokens": whole}
+    text = f"max_num_batched_tokens was raised to {whole}: {kind.name}= gives other tokens where a prompt is cut"
+    findings = (text,) if "max_num_batched_tokens" in asked and whole > room else ()
+    return evolve(base, scheduler=settings, findings=(*base.findings, *findings))
 
 
 def _most_seqs(settings: Mapping[str, Any]) -> int:
@@ -101,13 +143,22 @@ def _most_seqs(settings: Mapping[str, Any]) -> int:
 def _plan_hybrid(base: Plan, kv_asked: int, insist: bool, version: str) -> Plan:
     text = found("hybrid_prefix_caching", version) if base.caching else None
     if text and not insist:
-        base = evolve(base, caching=False, findings=(f"enable_prefix_caching was turned off: {text}",))
+        turned_off = f"enable_prefix_caching was turned off: {text}"
+        base = evolve(base, caching=False, findings=(*base.findings, turned_off))
     elif text:
-        base = evolve(base, findings=(f"enable_prefix_caching was kept on by request: {text}",))
+        base = evolve(base, findings=(*base.findings, f"enable_prefix_caching was kept on by request: {text}"))
+    if base.caching and base.chosen is not None:
+        name = base.chosen.kind.name
+        raise BootRefusedError(
+            "model", f"{name}= does not go with prefix caching on a hybrid model: leave it off", True
+        )
     settings = {**base.scheduler, "enable_prefix_caching": base.caching}
     asked = int(settings.get("num_linear_attention_blocks") or 0)
     if not base.caching:
-        linear: int | None = (asked or min(base.max_num_seqs, _HUGE) * base.kind.linear_each) + PROBE
+        linear: int | None = (asked or _states(base)) + base.probe(LINEAR)
+        if asked and asked < base.states:
+            text = f"num_linear_attention_blocks is {asked}, and each sequence needs {base.states} of them: raise it"
+            raise BootRefusedError("model", text, True)
     else:
         base = evolve(base, multiplier=int(settings.get("cache_interval_multiplier") or MULTIPLIER))
         settings["cache_interval_multiplier"] = base.multiplier
@@ -116,6 +167,14 @@ def _plan_hybrid(base: Plan, kv_asked: int, insist: bool, version: str) -> Plan:
     if linear is not None:
         settings["num_linear_attention_blocks"] = linear
     return evolve(base, scheduler=settings, linear=linear)
+
+
+def _states(base: Plan) -> int:
+    """For max_num_seqs sequences; where nobody set that, no more memory than without the kind."""
+    seqs = min(base.max_num_seqs, _HUGE)
+    if base.states == 1 or seqs < _DEFAULT_SEQS:
+        return seqs * base.states
+    return max(seqs, base.states)
 
 
 def learn(plan: Plan, measure: Measure, *, la_pool: Callable[[], int], device: str, longest: int | None) -> Pools:
@@ -128,10 +187,10 @@ def learn(plan: Plan, measure: Measure, *, la_pool: Callable[[], int], device: s
     kv, findings = _learn_kv(plan, smallest, linear, measure, device, longest)
     size = _hybrid_block_size(plan, kv, linear, measure, device, longest)
     span = size * plan.multiplier if plan.caching else None
-    each = 1 if plan.caching else plan.kind.linear_each
-    facts = (PoolFacts(KV, kv, size, plan.kind.lookahead), PoolFacts(LINEAR, linear, span, each=each))
-    running = plan.max_num_seqs if plan.caching else min(plan.max_num_seqs, (linear - PROBE) // each)
-    return Pools(facts, size, running, (*findings, *_differences(plan, kv, linear)))
+    facts = (PoolFacts(KV, kv, size, plan.ahead(KV)), PoolFacts(LINEAR, linear, span, plan.ahead(LINEAR)))
+    slots = (linear - plan.probe(LINEAR)) // plan.states
+    running = plan.max_num_seqs if plan.caching else min(plan.max_num_seqs, slots)
+    return Pools(facts, size, running, plan, (*findings, *_differences(plan, kv, linear)))
 
 
 def _hybrid_block_size(plan: Plan, kv: int, linear: int, measure: Measure, device: str, longest: int) -> int:
@@ -150,10 +209,16 @@ def _hybrid_block_size(plan: Plan, kv: int, linear: int, measure: Measure, devic
 
 def _learn_plain(plan: Plan, kv: int, measure: Measure, device: str, longest: int) -> Pools:
     size = _block_size(kv, min(65, 8 * kv, longest), measure, device)
-    pools = [PoolFacts(KV, kv, size, plan.kind.lookahead)]
-    if plan.draft is not None:
-        pools.append(PoolFacts(DRAFT, plan.draft, size, plan.kind.assistant))
-    return Pools(tuple(pools), size, plan.max_num_seqs, _differences(plan, kv, None))
+    facts = (PoolFacts(KV, kv, size, plan.ahead(KV)), *_extra(plan, device))
+    return Pools(facts, size, plan.max_num_seqs, plan, _differences(plan, kv, None))
+
+
+def _extra(plan: Plan, device: str) -> tuple[PoolFacts, ...]:
+    """It is in none of the engine's figures: as it was configured."""
+    if plan.chosen is None or plan.extra is None:
+        return ()
+    size = _default_block_size(str(plan.chosen.settings.get("device", device)))
+    return (PoolFacts(plan.chosen.kind.extra_pool, plan.extra, size),)
 
 
 def _learn_kv(

@@ -18,6 +18,8 @@ class Metrics:
     scheduled: int  #: requests
     usage: float  #: of the fullest pool, 0..1
     cache_bytes: int | None
+    accepted: int = 0  #: drafted tokens that were taken, as far as they were read since the step before
+    proposed: int = 0  #: of so many, at most
 
 
 class EngineStay(Protocol):
@@ -40,11 +42,6 @@ class EngineStay(Protocol):
     def late_tokens(self) -> int:
         """Tokens that came after `stop`, once it is released."""
         ...
-
-    def speculated(self) -> tuple[int, int]:
-        """Of tokens that were proposed (by a draft model, or a look at the prompt): how many were accepted so far, and
-        how many there were, 0 where that is not known."""
-        return 0, 0
 
 
 class Engine(Protocol):

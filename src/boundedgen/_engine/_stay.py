@@ -1,10 +1,4 @@
-"""A request inside the engine: its configuration, what comes of it, and the proof that it left.
-
-What its token ids hold, measured on 2026.4.1: the eos token or stop token that ended a sequence is the last of its
-ids. With `stop_strings` the ids of the match are withheld, whole tokens of them, and the ids before come in one piece;
-with `include_stop_str_in_output` they end with the match; a match at the very first token may leave no ids at all. A
-request of several sequences (beams, num_return_sequences) shows nothing until it has finished.
-"""
+"""One request inside OpenVINO GenAI as an `EngineStay`, and the two proofs that the engine let go of it."""
 
 from __future__ import annotations
 
@@ -14,9 +8,9 @@ from typing import Any, final
 import openvino_genai as genai  # type: ignore[import-untyped,unused-ignore]
 
 from boundedgen._core._events import SequenceResult
-from boundedgen._engine._cut_stops import CutStops, OwnStops
+from boundedgen._engine._cut_stops import CutStops
+from boundedgen._engine._drafting import Drafted
 from boundedgen._engine._seam import EngineStay
-from boundedgen._kinds import Kind
 
 _RUNNING = genai.GenerationStatus.RUNNING
 _FINISHED = genai.GenerationStatus.FINISHED
@@ -62,14 +56,10 @@ def _native(name: str, value: Any) -> Any:
 class Stay(EngineStay):
     """A GenerationHandle. `read` is called after `can_read` only: on an empty queue it would never return."""
 
-    def __init__(
-        self, handle: genai.GenerationHandle, config: Mapping[str, Any], census: Census | None, kind: Kind
-    ) -> None:
+    def __init__(self, handle: genai.GenerationHandle, config: Mapping[str, Any], census: Census | None) -> None:
         self._handle = handle
-        self.stops: CutStops | OwnStops | None = None  #: stop strings that the engine does not look for
-        self._kind = kind
-        self._accepted = self._proposed = 0
-        self._begun = False
+        self.drafted: Drafted | None = None  #: of one whose steps can give several tokens
+        self.cut_stops: CutStops | None = None  #: of one that is continued
         self._census = census
         if census is not None:
             census.inside.add(self)
@@ -77,19 +67,20 @@ class Stay(EngineStay):
         self._single = self._wanted == 1 and int(config.get("num_beams", 1)) == 1
         self._probs = bool(config.get("logprobs", 0))
         self._left = int(config["max_new_tokens"])
-        self._most = int(config.get("num_assistant_tokens", 0))
-        self._ends = _ends_of(config)
+        self._ends, self._ignored = _ends_of(config), bool(config.get("ignore_eos"))
         self._last: Any = None  # output that was read
         self._results: tuple[SequenceResult, ...] = ()
         self.steps_since_end = -1  #: steps begun since it was stopped or seen ended; -1: neither
 
     def collect(self) -> tuple[list[int], list[float], str]:
         ids, probs = self._read() if self._single else ([], [])
-        if ids and self._kind.assistant:
-            if self._handle.get_status() == _IGNORED:  # its last ones were proposed, and not verified
-                ids, probs = [], []
-            self._speculate(len(ids))
-        if self.stops is not None and (end := self.stops.end_in(ids)) is not None:
+        if ids and self.drafted is not None:
+            kept, why = self.drafted.cut(ids, lost=self._handle.get_status() == _IGNORED)
+            ids, probs = ids[:kept], probs[:kept]
+            if why:
+                self.stop()
+                return ids, probs, why
+        if self.cut_stops is not None and (end := self.cut_stops.end_in(ids)) is not None:
             self.stop()
             return ids[:end], probs[:end], "stop"
         if ids and self._goes_on(ids):
@@ -107,17 +98,6 @@ class Stay(EngineStay):
                 if self._probs:
                     probs += output.generated_log_probs
         return ids, probs
-
-    def _speculate(self, tokens: int) -> None:
-        """A step has brought so many. The first comes of the prompt; of each later step one is the model's own."""
-        if self._begun and tokens:
-            self._accepted += tokens - 1
-            if self._kind.drafts:
-                self._proposed += min(self._most, self._left - 1)
-        self._begun = self._begun or tokens > 0
-
-    def speculated(self) -> tuple[int, int]:
-        return self._accepted, self._proposed
 
     def _goes_on(self, ids: list[int]) -> bool:
         """After these. By the ids where that is sure, since asking for the reason costs as much as reading them. One
@@ -171,8 +151,13 @@ class Stay(EngineStay):
         return True
 
     def late_tokens(self) -> int:
-        """Only of one sequence: what several show comes at once, and was computed before the stop."""
-        return len(self._read()[0]) if self._single else 0
+        """Only of one sequence: what several show comes at once, and was computed before the stop. Nor of one with
+        drafts: what comes late may be candidates."""
+        return len(self._read()[0]) if self._single and self.drafted is None else 0
+
+    def ends(self) -> frozenset[int]:
+        """Token ids that surely end it; while ends are ignored, the engine ignores stop_token_ids too."""
+        return frozenset() if self._ignored or self._ends is None else self._ends
 
 
 @final

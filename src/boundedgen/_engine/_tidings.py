@@ -24,6 +24,8 @@ class Tidings:
     scheduled: int = 0
     tokens: int = 0
     attention: int = 0
+    accepted: int = 0
+    proposed: int = 0
     table_due: bool = False
     held: tuple[int, ...] | None = None
     taken: list[int] = Factory(list)
@@ -73,10 +75,12 @@ class Tidings:
     def turn_back(self, stay: int) -> None:
         self.refuse(stay, "there is no room for it yet", NO_ROOM)
 
-    def stepped(self, began: float, scheduled: int, load: tuple[int, int]) -> None:
-        """`scheduled`: requests, as the engine tells; `load`: tokens and attention, as they were estimated before."""
+    def stepped(self, began: float, metrics: Metrics, load: tuple[int, int]) -> None:
+        """`load`: tokens and attention, as they were estimated before."""
         self.began = self.began or began
-        self.scheduled += scheduled
+        self.scheduled += metrics.scheduled
+        self.accepted += metrics.accepted
+        self.proposed += metrics.proposed
         self.tokens += load[0]
         self.attention += load[1]
         self.news = True
@@ -102,4 +106,6 @@ class Tidings:
             tokens=self.tokens,
             attention=self.attention,
             rss_bytes=rss,
+            accepted=self.accepted,
+            proposed=self.proposed,
         )

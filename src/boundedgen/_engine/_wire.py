@@ -229,12 +229,12 @@ def size_of(part: Finish | Refusal) -> int:
 
 
 def _from_release(e: Release) -> list[Any]:
-    return [e.stay, e.steps, e.seconds, e.late_tokens, e.accepted, e.proposed]
+    return [e.stay, e.steps, e.seconds, e.late_tokens]
 
 
 def _to_release(v: Any) -> Release:
-    stay, steps, seconds, late_tokens, accepted, proposed = _list(v)
-    return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens), _int(accepted), _int(proposed))
+    stay, steps, seconds, late_tokens = _list(v)
+    return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
 
 
 #: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many numbers of `singles` follow.
@@ -248,6 +248,8 @@ def _from_progress(e: Progress) -> bytes:
         parts["held"] = e.held
     if e.rss_bytes is not None:
         parts["rss_bytes"] = e.rss_bytes
+    if e.accepted or e.proposed:
+        parts["accepted"], parts["proposed"] = e.accepted, e.proposed
     singles = e.singles
     cache_bytes = _NONE if e.cache_bytes is None else e.cache_bytes
     load = (min(e.tokens, _NONE), min(e.attention, _NONE), len(singles))
@@ -290,24 +292,24 @@ _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]
 }
 _DECODE_PART: Mapping[str, Callable[[Any], Any]] = {
     "held": _ints,
-    "rss_bytes": _int,
+    **dict.fromkeys(("rss_bytes", "accepted", "proposed"), _int),
     **{name: decoder for name, (_, decoder) in _PARTS.items()},
 }
 
 
 def _from_ready(e: Ready) -> list[Any]:
     f = e.facts
-    pools = [[p.name, p.blocks, p.tokens_per_block, p.lookahead, p.each] for p in f.pools]
+    pools = [[p.name, p.blocks, p.tokens_per_block, p.ahead] for p in f.pools]
     return [
         *(f.device, dict(f.versions), pools, f.block_size, f.cache_bytes, f.vocab_size, f.running_max),
-        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact, f.kind),
-        *([list(adapter) for adapter in f.adapters], e.rss_bytes),
+        *(dict(f.probe_blocks), f.max_prompt_tokens, f.hybrid, f.proof, f.findings, f.canary, f.exact),
+        *(f.drafted, f.counts_proposed, [list(adapter) for adapter in f.adapters], e.rss_bytes),
     ]
 
 
 def _to_pool(v: Any) -> PoolFacts:
-    name, blocks, tokens_per_block, lookahead, each = _list(v)
-    return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block), _int(lookahead), _int(each))
+    name, blocks, tokens_per_block, ahead = _list(v)
+    return PoolFacts(_str(name), _int(blocks), _or_none(_int, tokens_per_block), _int(ahead))
 
 
 def _to_adapter(v: Any) -> tuple[str, float]:
@@ -317,7 +319,8 @@ def _to_adapter(v: Any) -> tuple[str, float]:
 
 def _to_ready(incarnation: int, v: Any) -> Ready:
     device, versions, pools, block_size, cache_bytes, vocab_size, running_max, *rest = _list(v)
-    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, kind, adapters, rss_bytes = rest
+    probe_blocks, max_prompt_tokens, hybrid, proof, findings, canary, exact, *of_kind = rest
+    drafted, counts_proposed, adapters, rss_bytes = of_kind
     facts = EngineFacts(
         device=_str(device),
         versions={name: _str(version) for name, version in _dict(versions).items()},
@@ -333,7 +336,8 @@ def _to_ready(incarnation: int, v: Any) -> Ready:
         findings=_each(_str, findings),
         canary=_ints(canary),
         exact=_bool(exact),
-        kind=_str(kind),
+        drafted=_int(drafted),
+        counts_proposed=_bool(counts_proposed),
         adapters=_each(_to_adapter, adapters),
     )
     return Ready(incarnation, facts, _or_none(_int, rss_bytes))

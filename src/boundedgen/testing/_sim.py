@@ -317,7 +317,7 @@ class SimEngine:
             self._poison(at, step.fate.text)
             return
         self._steps += 1
-        self._tidings.stepped(step.began, len(step.outcome.scheduled), load)
+        self._tidings.stepped(step.began, Metrics(len(step.outcome.scheduled), 0.0, None), load)
         self.preempted += len(step.outcome.preempted)
         self._guard.stepped()
         self._record(step.outcome, at)
