@@ -37,7 +37,7 @@ PURE = ("boundedgen._core", "boundedgen._admission", "boundedgen._bounds", "boun
 LAYERS: list[tuple[str, ...]] = [
     ("boundedgen._kinds", "boundedgen._arguments", "boundedgen._fields", "boundedgen._admission", "boundedgen._bounds",
      "boundedgen._errors", "boundedgen._descriptors", "boundedgen._completion", "boundedgen._output",
-     "boundedgen._refused_fields"),
+     "boundedgen._refused_fields", "boundedgen._unreported"),
     ("boundedgen._core",),
     ("boundedgen.abc", "boundedgen._clock", "boundedgen._stats", "boundedgen._restart", "boundedgen._settings",
      "boundedgen._aside", "boundedgen._retrying", "boundedgen._returning",

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 from boundedgen._detokenizer import joins_tokens
 from boundedgen._errors import BoundedGenError, InvalidRequest, ModelLoadFailed
 from boundedgen._lexicon import Lexicon, lexicon_of
+from boundedgen._unreported import unreported
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,9 @@ def _look_at_a_tensor() -> None:
     for ever, with the interpreter lock, and so does everything else (docs/engine-facts.md).
     """
     import numpy
-    import openvino
 
+    with unreported():
+        import openvino
     with _first_look:
         openvino.Tensor(numpy.zeros((1, 1), numpy.int64)).data  # noqa: B018
 
@@ -160,8 +162,8 @@ def decoded(inner: Any, token_ids: Sequence[int]) -> str:
 
 def _load(path: Path, properties: dict[str, Any]) -> Any:
     try:
-        import openvino_genai  # type: ignore[import-untyped,unused-ignore]
-
+        with unreported():
+            import openvino_genai  # type: ignore[import-untyped,unused-ignore]
         inner = openvino_genai.Tokenizer(path, **properties)
         inner.decode(inner.encode("a").input_ids)  # where a file is missing, only its use says so
     except Exception as error:

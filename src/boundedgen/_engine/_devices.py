@@ -20,6 +20,7 @@ from attrs import field, frozen
 
 from boundedgen._engine._defect import Defect
 from boundedgen._engine._model_files import AGAIN, GIVE, TOKENIZER, model_defect
+from boundedgen._unreported import unreported
 
 Kind = Literal["device", "model", "memory", "other"]
 
@@ -42,8 +43,8 @@ def _load(library: str) -> str:
 
 
 def _listed() -> tuple[str, ...]:
-    import openvino  # type: ignore[import-untyped,unused-ignore]
-
+    with unreported():
+        import openvino  # type: ignore[import-untyped,unused-ignore]
     return tuple(openvino.Core().available_devices)
 
 

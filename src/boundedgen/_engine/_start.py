@@ -72,5 +72,6 @@ if __name__ == "__main__":
     first = json.loads(sys.argv[1])
     sys.path[:] = [*first, *(place for place in sys.path if place not in first)]
     _adopt(_PACKAGE)
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # see boundedgen._unreported
     del sys.argv[:2]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
