@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boundedgen import _generation_fields
 from boundedgen._bounds import Limits
 from boundedgen._core._sequences import Resume
+from boundedgen._engine._releases import Release
 from boundedgen._errors import InvalidRequest
 from boundedgen._generation_config import (
     generation_fields,
@@ -282,6 +284,16 @@ def test_switched_off_fields_that_are_not_supported_are_let_through_and_dropped(
         "relevance_weight": 0.5,
     }
     assert fields(given) == fields()
+
+
+def test_a_field_that_came_with_a_later_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_generation_fields, "installed_release", lambda: Release("2026.2", ("min_p",)))
+    with pytest.raises(
+        InvalidRequest, match=r"min_p came with a later release than openvino-genai 2026\.2; upgrade it"
+    ):
+        fields(min_p=0.5, do_sample=True)
+    assert "min_p" not in fields(min_p=None)
+    assert fields(top_p=0.5, do_sample=True)["top_p"] == 0.5
 
 
 def test_numpy_numbers_are_numbers() -> None:
