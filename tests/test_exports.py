@@ -118,7 +118,7 @@ def test_submit_takes_what_the_design_lists() -> None:
     parameters = inspect.signature(b.BoundedPipeline.submit).parameters
     assert list(parameters)[1:] == [
         "prompt", "generation_config", "bounds", "lease", "owner", "priority", "label", "supersede", "tools",
-        "template_context", "traceparent", "config",
+        "template_context", "images", "traceparent", "config",
     ]  # fmt: skip
     assert parameters["config"].kind is inspect.Parameter.VAR_KEYWORD
 

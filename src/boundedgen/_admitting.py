@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from attrs import evolve
 
-from boundedgen._arguments import plain_str, reading, short
+from boundedgen._arguments import plain_str, short
 from boundedgen._bounds import Bounds, Limits
 from boundedgen._call import Call
 from boundedgen._core._admission import Capacity
@@ -35,12 +35,15 @@ from boundedgen._generation_config import (
 from boundedgen._kinds import Chosen
 from boundedgen._lease import Lease
 from boundedgen._leasing import live_lease
-from boundedgen._prompt import Row, messages
+from boundedgen._prompt import Row, is_chat, messages
 from boundedgen._prospects import Prospects
 from boundedgen._runtime import Runtime
+from boundedgen._scenery import Scenery
+from boundedgen._seeing import Seeing
 from boundedgen._settings import Settings
 from boundedgen._text import TextStream
-from boundedgen.abc import Tokenizer
+from boundedgen._vision import vision_in
+from boundedgen.abc import EngineHost, Image, Tokenizer
 
 SEED_BITS: Final = 63
 _NEVER_ASKED: Final = 2**63 - 1
@@ -56,17 +59,18 @@ class Admitting:
         settings: Settings,
         runtime: Runtime,
         tokenizer: Callable[[], Tokenizer],
-        defaults: Mapping[str, Any],
-        kind: Chosen | None = None,
+        kind: Chosen | None,
+        host: EngineHost,
     ) -> None:
         self._driver, self._kind = driver, kind
         self._door = Door(settings.limits)
+        self._seeing = Seeing(vision_in(host), self._door, settings.limits)
         self._limits = settings.limits
         self._bounds = settings.bounds
         self._lease_ttl = settings.lease_ttl
         self._runtime = runtime
         self._tokenizer = tokenizer
-        self._defaults = defaults
+        self._defaults = host.defaults()
         self._chance = runtime.chance
         self._prospects = Prospects(driver, settings, runtime.now, runtime.chance)
         self._resume = settings.restart.resume == "continue"
@@ -84,10 +88,13 @@ class Admitting:
         with self._places(owner, lease, call.priority, first) as wanted:
             self._look_ahead(call, owner, submitted_at, first)
             prompt, kind = self._encode(call)
+            if isinstance(prompt, Scenery) and not prompt.known:
+                prompt.alone(self._all_there_is(self._fields(call, len(prompt))))
             fields = self._fields(call, len(prompt))
             submission = self._submission(call, lease, owner, fields, len(prompt), submitted_at)
             self._check_fit(submission, call)
             flow = self._flow(submission, self._ids_of(prompt), fields)
+            flow.scenery = prompt if isinstance(prompt, Scenery) else None
             flow.prompt_kind, flow.traceparent = kind, call.traceparent
             flow.place, *flow.shares = [place for place, _ in wanted]
             if first is not None:
@@ -111,7 +118,10 @@ class Admitting:
             label="probe",
             probe=True,
         )
-        return self._flow(submission, [1], fields)
+        flow = self._flow(submission, [1], fields)
+        if (vision := self._seeing.vision) is not None:
+            flow.scenery = Scenery(vision, "0", 1, ())
+        return flow
 
     def _flow(self, submission: Submission, prompt: Sequence[int], fields: Mapping[str, Any]) -> Flow:
         tokenizer = self._tokenizer()
@@ -206,15 +216,25 @@ class Admitting:
 
     # --- prompt --------------------------------------------------------------------------------------------------
 
-    def _encode(self, call: Call) -> tuple[Row | list[int], str]:
+    def _encode(self, call: Call) -> tuple[Row | Scenery | list[int], str]:
         """The prompt, as long as it will be, and its kind. Templated text gets no special tokens a second time."""
+        call, images = self._split(call)
         prompt, tokenizer = call.prompt, self._tokenizer()
         if isinstance(prompt, bytes):
             raise InvalidRequest("prompt is bytes; decode them to a str first")
         chat = self._chat(call)
         if chat is not None:
             text = tokenizer.render(chat, tools=call.tools, context=call.template_context)
+            if self._seeing.vision is not None:
+                return self._seeing.scenery(self._checked(text), images, tokenizer, templated=True), "chat"
             ids, kind = tokenizer.encode(self._checked(text), add_special_tokens=False), "chat"
+        elif self._seeing.vision is not None:
+            if not isinstance(prompt, str):
+                raise InvalidRequest(
+                    "prompt is token ids, which the engine does not take for a model that sees (they may end it); send "
+                    "text or chat messages"
+                )
+            return self._seeing.scenery(self._checked(prompt), images, tokenizer, templated=False), "text"
         elif isinstance(prompt, str):
             ids, kind = tokenizer.encode(self._checked(prompt), add_special_tokens=True), "text"
         else:
@@ -223,8 +243,23 @@ class Admitting:
             raise InvalidRequest("prompt is empty; give at least one token")
         return ids, kind
 
-    def _ids_of(self, prompt: Row | list[int]) -> list[int]:
+    def _split(self, call: Call) -> tuple[Call, list[Image]]:
+        """Its prompt with tags for its images, and these."""
+        prompt, images = self._seeing.split(call)
+        return (call if prompt is call.prompt else evolve(call, prompt=prompt)), images
+
+    def _all_there_is(self, fields: Mapping[str, Any]) -> int:
+        """Tokens of the longest prompt that fits an empty engine beside that length."""
+        capacity = self._driver.snapshot.capacity
+        if capacity is None:
+            return 1
+        most = max((pool.blocks * (pool.tokens_per_block or 1) for pool in capacity.pools), default=1)
+        return longest_prompt(capacity, most, fields["max_new_tokens"], sequences_of(fields))
+
+    def _ids_of(self, prompt: Row | Scenery | list[int]) -> list[int]:
         """Looked at last: that a prompt is too long can be told from its length."""
+        if isinstance(prompt, Scenery):
+            return []
         most = self._limits.prompt_bytes
         if len(prompt) > most:
             raise InvalidRequest(f"prompt has {len(prompt)} token ids; at most {most} (Limits.prompt_bytes)")
@@ -238,11 +273,7 @@ class Admitting:
                 self._refuse_template_arguments(call)
                 return None
             return [{"role": "user", "content": self._checked(prompt)}]
-        with reading("prompt"):
-            is_chat = type(prompt).__name__ == "ChatHistory" or (
-                isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
-            )
-        if is_chat:
+        if is_chat(prompt):
             return messages(prompt, self._limits.prompt_bytes)
         self._refuse_template_arguments(call)
         return None
@@ -295,7 +326,7 @@ class Admitting:
         prompt_tokens: int,
         submitted_at: float,
     ) -> Submission:
-        can_become = resume_of(fields)
+        can_become = resume_of(fields) if self._seeing.vision is None else Resume.UNSEEN  # its prompt is text
         return Submission(
             id=next(self._ids),
             prompt_tokens=prompt_tokens,
@@ -333,7 +364,7 @@ class Admitting:
     def _never_fits(
         self, asked: Submission, call: Call, capacity: Capacity, lacking: Mapping[str, tuple[int, int]]
     ) -> NeverFits:
-        longest = longest_prompt(capacity, asked)
+        longest = longest_prompt(capacity, asked.prompt_tokens, asked.max_new_tokens, asked.sequences)
         words = ", ".join(f"{need} blocks of {name}, there are {have}" for name, (need, have) in lacking.items())
         remedy = (
             f"the longest prompt that fits beside it has {longest} tokens: shorten the prompt, lower max_new_tokens"
@@ -357,10 +388,10 @@ class Admitting:
         return " (the default)" if length == _NEVER_ASKED else f" (Limits.max_new_tokens; asked: {length})"
 
 
-def longest_prompt(capacity: Capacity, asked: Submission) -> int:
-    """In tokens: what would fit an empty engine beside the same length, in as many sequences; 0: none."""
+def longest_prompt(capacity: Capacity, most: int, max_new_tokens: int, sequences: int) -> int:
+    """In tokens, at most `most`: what fits an empty engine beside that length, in so many sequences; 0: none."""
 
     def is_too_long(prompt_tokens: int) -> bool:
-        return bool(capacity.lacking(capacity.needs(prompt_tokens, asked.max_new_tokens, asked.sequences)))
+        return bool(capacity.lacking(capacity.needs(prompt_tokens, max_new_tokens, sequences)))
 
-    return bisect_left(range(1, asked.prompt_tokens + 1), True, key=is_too_long)
+    return bisect_left(range(1, most + 1), True, key=is_too_long)

@@ -179,6 +179,21 @@ class Limits:
         least=1,
         whole=True,
     )
+    images_max: int = _limit(16, "images", "of one request", least=0, whole=True)
+    image_pixels: int = _limit(
+        16_000_000,
+        "pixels",
+        "of all images of a request: while the engine encodes them nobody gets a token; a photo has 12 million",
+        least=1,
+        whole=True,
+    )
+    image_bytes: int = _limit(
+        512 << 20,
+        "bytes",
+        "of the images of all requests that have shown no token yet; three a pixel. More are refused: Saturated",
+        least=1,
+        whole=True,
+    )
     max_new_tokens: int = _limit(
         32_768, "tokens", "the engine's own default is 2^64-1; more is clamped to this", least=1, whole=True
     )
@@ -245,6 +260,15 @@ class Limits:
         2e-6, "s/(token x token)", "added for each scheduled token times its context", least=0.0
     )
     step_max: float = _limit(120.0, "s", "cap of a step's budget", least=0.001)
+    encode: float = _limit(
+        20.0,
+        "s",
+        "base of the budget for encoding the images of a request; where others take long, five times that; the first "
+        "two of an incarnation have first_step on top",
+        least=0.001,
+    )
+    encode_per_pixel: float = _limit(1e-5, "s/pixel", "added for each pixel of its images", least=0.0)
+    encode_max: float = _limit(300.0, "s", "cap of that budget", least=0.001)
     progress: float = _limit(30.0, "s", "steps return, but nothing is scheduled and nothing released", least=0.01)
     ack: float = _limit(10.0, "s outside of steps", "the engine has not taken a command", least=0.01)
     reclaim: float = _limit(5.0, "s outside of steps", "from the stop being taken to the proof of release", least=0.01)

@@ -32,6 +32,7 @@ class Call:
     supersede: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     template_context: Mapping[str, Any] | None = None
+    images: object = None
     traceparent: str | None = None
 
     def plain(self, limits: Limits) -> Call:
@@ -55,7 +56,18 @@ class Call:
 
 #: Keywords of `submit` that are no fields of a generation configuration.
 CALL_ARGUMENTS = (
-    *("bounds", "lease", "owner", "priority", "label", "supersede", "tools", "template_context", "traceparent"),
+    *(
+        "bounds",
+        "lease",
+        "owner",
+        "priority",
+        "label",
+        "supersede",
+        "tools",
+        "template_context",
+        "images",
+        "traceparent",
+    ),
 )
 
 

@@ -21,17 +21,19 @@ class Place:
     at whatever instant (a signal's, say), none is lost. Both moves are single calls that no signal can come between.
     """
 
-    __slots__ = ("_home", "_taken")
+    __slots__ = ("_count", "_home", "_taken")
 
-    def __init__(self, home: "deque[int]") -> None:
+    def __init__(self, home: "deque[int]", count: int = 1) -> None:
         self._home = home
+        self._count = count  # of places that it stands for
         self._taken: deque[int] = deque()
 
     def take(self) -> bool:
         """False: there is none left."""
         try:
-            self._taken.extend(islice(iter(self._home.pop, None), 1))
+            self._taken.extend(islice(iter(self._home.pop, None), self._count))
         except IndexError:
+            self.back()  # some, of several
             return False
         return True
 
@@ -60,11 +62,12 @@ class Place:
     def back(self) -> None:
         """Give it back; again: nothing happens."""
         with contextlib.suppress(IndexError, AttributeError):  # not taken, or not even made
-            self._home.extend(islice(iter(self._taken.pop, None), 1))
+            self._home.extend(islice(iter(self._taken.pop, None), len(self._taken)))
 
     __del__ = back
 
 
+PICTURE = 1 << 16  #: bytes of images that one place is for
 SPARE = 64  #: places beyond waiting_max, for those that supersede what is inside
 
 
@@ -74,6 +77,11 @@ class Door:
         self._places = deque(range(limits.waiting_max))
         self._spare = deque(range(SPARE))
         self._owners: dict[str, deque[int]] = {}
+        self._pictures = deque(range(-(-limits.image_bytes // PICTURE)))
+
+    def pictures(self, size: int) -> Place:
+        """Room for images of `size` bytes, to be taken."""
+        return Place(self._pictures, -(-size // PICTURE))
 
     def queue(self) -> Place:
         """A place in the queue, to be taken."""

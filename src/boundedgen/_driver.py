@@ -224,8 +224,7 @@ class Driver:
         return flow.submission
 
     def _take_cell(self, cell: LeaseCell) -> Lease:
-        self.cells[cell.row.id] = cell
-        return cell.row
+        return self.cells.setdefault(cell.row.id, cell).row
 
     def _gather_evidence(self, now: float) -> None:
         """Before anything is held against a reader or an owner: were they there in the meantime?"""
@@ -248,6 +247,8 @@ class Driver:
                 self._settle(effect, now)
             case ev.Prove():
                 self._prove(effect)
+            case ev.Counted():
+                self.flows[effect.sequence].counted(effect.tokens)
             case ev.Spawn():
                 self._spawn(effect, now)
             case ev.Kill():

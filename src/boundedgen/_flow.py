@@ -16,6 +16,7 @@ from boundedgen._core._sequences import Submission
 from boundedgen._door import Place
 from boundedgen._errors import FinishReason
 from boundedgen._generation_config import after
+from boundedgen._scenery import Scenery
 from boundedgen._text import TextStream
 from boundedgen._wakers import Wakers
 from boundedgen.abc import Request
@@ -70,6 +71,7 @@ class Flow:
         self.news_wakers = wakers()  # whoever waits for anything new; woken at every token
         self.place: Place | None = None  #: in the queue; given back when it stops waiting
         self.shares: Sequence[Place] = ()  #: of its owner's and its lease's; given back when it is settled
+        self.scenery: Scenery | None = None  #: for a model that sees, in place of `prompt`
         self.prompt_kind = ""  #: "text", "tokens" or "chat"; empty: a probe's
         self.traceparent: str | None = None  #: as the caller gave it
         self.on_end: Callable[[Ending], object] | None = None  #: told by whoever settles it; raises and awaits nothing
@@ -101,6 +103,10 @@ class Flow:
         self.resumed, shown = effect.resumed, len(self.token_ids)
         if effect.incarnation not in self.incarnations:
             self.incarnations = (*self.incarnations, effect.incarnation)
+        if self.scenery is not None:
+            text, images, tokens = self.scenery.text, self.scenery.images, len(self.scenery)
+            asked = (effect.stay, (), self.config, effect.deadline, 0, effect.claim, effect.followed)
+            return Request(*asked, text, images, tokens)
         if not shown:
             return Request(effect.stay, self.prompt, self.config, effect.deadline, 0, effect.claim, effect.followed)
         prompt = [*self.prompt, *self.token_ids]
@@ -125,6 +131,8 @@ class Flow:
     def emit(self, effect: Emit, now: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = now
+            if self.scenery is not None:
+                self.scenery.forget()
         if not self._readers and (self.unread_since is None or not self.untaken):
             self.unread_since = now  # before the tokens: a reader that takes them says last that it did
         if effect.logprobs:
@@ -157,6 +165,8 @@ class Flow:
             self.first_token_at = now
         self.settled_at = now
         self.prompt = ()  # it is never admitted again
+        if self.scenery is not None:
+            self.scenery.forget()
         self.settled = effect
         self.give_back()
         if self.on_end is not None:  # before anybody hears of it: what is told of it is on its way by then
@@ -184,6 +194,11 @@ class Flow:
             incarnations=self.incarnations,
             resumed=self.resumed,
         )
+
+    def counted(self, tokens: int) -> None:
+        """The engine's own count of its prompt, where another was expected."""
+        if self.scenery is not None:
+            self.scenery.counted(tokens)
 
     def prove(self, effect: Prove) -> None:
         self.reclaimed = Reclamation(steps=effect.steps, seconds=effect.seconds, proof=effect.proof)

@@ -49,7 +49,11 @@ LEASE_EVENTS = dict.fromkeys(("granted", "renewed", "expired", "revoked", "refus
 FAULTS = tuple(cause.value for cause in Cause if not cause.orderly)  # an orderly end must set off no alarm
 REJECTIONS = dict.fromkeys((kind.__name__ for kind in (*REFUSED_BY_CALL, *REFUSED_BY_STATE)), 0)
 COUNTED = tuple(f"{name}_total" for name in COUNTERS)
-NOTHING: dict[str, Any] = {**dict.fromkeys(field.name for field in attrs.fields(SchedulerStats)), "step_current_s": 0.0}
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(field.name for field in attrs.fields(SchedulerStats)),
+    "step_current_s": 0.0,
+    "encode_current_s": 0.0,
+}
 BEHIND = 1.0  #: seconds by which a driver may be late before that is STALLED
 FAR_BEHIND = 10.0  #: seconds by which a driver may be late for its wake-up and still count as alive
 
@@ -92,6 +96,8 @@ def stats_of(
     if pulse.in_step:
         fields["step_current_s"] = _age(pulse.begun_at, now)
         fields["step_budget_s"] = driver.governor.watch.pace.budget(pulse)
+    if pulse.encoding:
+        fields["encode_current_s"] = _age(pulse.encode_begun_at, now)
     fields["last_progress_s"] = _age(snapshot.progress_at, now)
     fields["snapshot_age_s"] = _age(snapshot.at, now)
     fields["driver_lag_s"] = behind
@@ -248,6 +254,8 @@ def _stalled(driver: Driver, behind: float, now: float) -> str:
     pulse = pulse_of(driver)
     if pulse.in_step and now - pulse.begun_at > (budget := driver.governor.watch.pace.budget(pulse)):
         return f"step {pulse.steps_begun} runs for longer than its budget of {budget:.1f} s"
+    if pulse.encoding and now - pulse.encode_begun_at > (budget := driver.governor.watch.encoding.budget(pulse)):
+        return f"images are being encoded for longer than their budget of {budget:.1f} s"
     return f"the driver is more than {BEHIND:g} s late" if behind > BEHIND else ""
 
 

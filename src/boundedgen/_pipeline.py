@@ -97,7 +97,7 @@ class BoundedPipeline(Switching):
             self._driver = driver = Driver(parts.host, settings, runtime)
             undo.callback(driver.abandon, limits.reap + CLOSING_SLACK)
             self._loading = loading = Loading(parts.host, driver, runtime.aside("boundedgen-tokenizer"))
-            admitting = Admitting(driver, settings, runtime, loading.need, parts.host.defaults(), parts.kind)
+            admitting = Admitting(driver, settings, runtime, loading.need, parts.kind, parts.host)
             self._serving = Serving(driver, admitting, parts.grammars, runtime, loading.done)
             self._leasing = Leasing(driver, limits, runtime)
             self._probing = Probing(self._serving.probe, self._serving.beside, limits.probe_timeout, runtime.now)
@@ -126,6 +126,7 @@ class BoundedPipeline(Switching):
         supersede: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_context: Mapping[str, Any] | None = None,
+        images: Sequence[object] | None = None,
         traceparent: str | None = None,
         **config: Any,
     ) -> Generation:
@@ -146,8 +147,8 @@ class BoundedPipeline(Switching):
         - `tools`: what the model may call, a list of mappings as its chat template expects them (function
           descriptions as JSON schema); `template_context`: further variables of the template, such as
           `{"enable_thinking": False}`. Both only with chat messages. What the model calls comes as text.
-        - `traceparent`: W3C's, of the request that this is for: the parent of its span (boundedgen.exporters), in place
-          of the current one. A malformed one is as if there were none.
+        - `images`: beside a str, for a model that sees; in chat messages an image is a part (docs/request-kinds.md).
+        - `traceparent`: W3C's: the parent of its span (boundedgen.exporters). A malformed one is as if there were none.
 
         Raises a `Rejected` (InvalidRequest, NeverFits, Saturated, EngineUnavailable, PipelineClosed: nothing was
         started), or LeaseExpired.
@@ -155,7 +156,7 @@ class BoundedPipeline(Switching):
         call = Call(
             prompt=prompt, config=generation_config, keywords=config, bounds=bounds, lease=lease, owner=owner,
             priority=priority, label=label, supersede=supersede, tools=tools, template_context=template_context,
-            traceparent=traceparent,
+            images=images, traceparent=traceparent,
         )  # fmt: skip
         return self._serving.submit(call)
 
@@ -265,8 +266,7 @@ class BoundedPipeline(Switching):
 
     def revoke(self, lease_id: str) -> bool:
         """End the lease `lease_id`, and everything submitted under it. False: there was none."""
-        lease = self._leasing.find(lease_id)
-        if lease is None:
+        if (lease := self._leasing.find(lease_id)) is None:
             return False
         lease.revoke()
         return True

@@ -93,6 +93,14 @@ def _unnested(prompt: Sequence[Any]) -> Sequence[Any]:
     return prompt
 
 
+def is_chat(prompt: object) -> bool:
+    """Chat messages, by their looks."""
+    with reading("prompt"):
+        return type(prompt).__name__ == "ChatHistory" or (
+            isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+        )
+
+
 def messages(prompt: object, most: int = sys.maxsize) -> list[dict[str, Any]]:
     """Chat messages as plain dicts, each with a str role and a str content (parts of text are joined).
 
@@ -138,7 +146,7 @@ def _parts(where: str, parts: Sequence[object]) -> Iterable[str]:
             continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind != "text":
-            raise InvalidRequest(f"{where}: a content part of type {short(kind)} is not supported yet; send text")
+            raise InvalidRequest(f"{where}: a content part of type {short(kind)} is not for this model; send text")
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}: a text part must hold a str under 'text'")
         yield plain_str(part["text"])

@@ -188,6 +188,7 @@ class SchedulerStats:
     cache_bytes: int | None  #: bytes of the cache by the engine's own figure; None: it does not tell
     engine_rss_bytes: int | None  #: resident memory of the engine's process, as of its last word; None: not told
     step_current_s: float  #: age of the step in flight; 0 when none is
+    encode_current_s: float  #: since when the images of a request are being encoded; 0 when none are
     step_budget_s: float | None  #: what it may take before the engine is killed for it; None when none is
     last_step_s: float | None  #: how long this engine's last step took (all of them, if merged); None: it made none yet
     last_progress_s: float | None  #: since a token was scheduled or a stay released; None: there is no work

@@ -53,13 +53,12 @@ _first_look = threading.Lock()
 
 def _look_at_a_tensor() -> None:
     """The first look at any tensor's data in a process, by one thread at a time: two that take it at once stand still
-    for ever, with the interpreter lock, and so does everything else (docs/engine-facts.md).
-    """
+    for ever, with the interpreter lock, and so does everything else (docs/engine-facts.md)."""
     import numpy
 
-    with unreported():
-        import openvino
-    with _first_look:
+    with unreported(), _first_look:
+        import openvino  # the first import of it, too
+
         openvino.Tensor(numpy.zeros((1, 1), numpy.int64)).data  # noqa: B018
 
 
@@ -80,6 +79,7 @@ class GenAITokenizer:
         self._vocab_size = max(vocabulary.values()) + 1 if vocabulary else _vocab_size_of_config(path / "config.json")
         self._unsettled = _CLEANED_UP_LATER if self._cleans_up() else None
         self._lexicon = self._make_lexicon(path, vocabulary)
+        self.begin = str(getattr(self._inner, "get_bos_token", str)() or "")  #: the special token before a text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. InvalidRequest for a lone surrogate."""
@@ -162,8 +162,8 @@ def decoded(inner: Any, token_ids: Sequence[int]) -> str:
 
 def _load(path: Path, properties: dict[str, Any]) -> Any:
     try:
-        with unreported():
-            import openvino_genai  # type: ignore[import-untyped,unused-ignore]
+        import openvino_genai  # type: ignore[import-untyped,unused-ignore]
+
         inner = openvino_genai.Tokenizer(path, **properties)
         inner.decode(inner.encode("a").input_ids)  # where a file is missing, only its use says so
     except Exception as error:

@@ -6,11 +6,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from attrs import frozen
+from attrs import field, frozen
 
 from boundedgen._core._events import Claim, EngineFacts, Pulse, Report
 
-__all__ = ["Claim", "Clock", "EngineFacts", "EngineHost", "EngineLink", "Pulse", "Report", "Request", "Tokenizer"]
+__all__ = [
+    "Claim",
+    "Clock",
+    "EngineFacts",
+    "EngineHost",
+    "EngineLink",
+    "Image",
+    "Pulse",
+    "Report",
+    "Request",
+    "Tokenizer",
+]
 
 
 @runtime_checkable
@@ -18,6 +29,15 @@ class Clock(Protocol):
     """Monotonic seconds. One that does not go with real time has to say how to wait for it (`boundedgen.testing`)."""
 
     def now(self) -> float: ...
+
+
+@frozen
+class Image:
+    """A picture for a model that sees: rows from the top, three bytes (red, green, blue) a pixel."""
+
+    height: int
+    width: int
+    data: bytes | memoryview = field(repr=False)  #: height * width * 3 bytes
 
 
 @frozen
@@ -31,6 +51,19 @@ class Request:
     shown: int = 0  #: of a generation that is continued: so many at the end of `prompt` are its own, from before
     claim: Claim | None = None  #: how the child may make room with it; None: its blocks are set aside
     followed: bool = False  #: others wait behind it: once something leaves, the next one comes at once
+    text: str | None = field(default=None, repr=False)  #: for a model that sees: the prompt, and `prompt` is empty
+    images: Sequence[Image] = ()  #: where `text` has the tags `<ov_genai_image_0>`, `<ov_genai_image_1>`, …
+    text_prompt_tokens: int = 0  #: that `text` and `images` take, as far as is known; what is reserved for them
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt, whichever it is."""
+        return len(self.prompt) if self.text is None else self.text_prompt_tokens
+
+    @property
+    def pixels(self) -> int:
+        """Of all its images."""
+        return sum(image.height * image.width for image in self.images)
 
 
 class EngineLink(Protocol):

@@ -17,6 +17,7 @@ NOT_COMPARED = {
     "rss_bytes": "memory is the process's, and neither of them tells it there",
     "accepted": "the simulated engine does not draft",
     "proposed": "the simulated engine does not draft",
+    "counted": "images are not simulated; only of a model that sees are tokens counted again",
     "outputs.token_ids": "the simulated model is a checksum of the text so far; how many there are is compared",
     "outputs.logprobs": "all of them are -0.5 there; how many there are is compared",
     "finished.score": "it is the rank there",

@@ -47,6 +47,9 @@ class Inside:
     def released(self) -> bool:
         return self.gone
 
+    def prompt_tokens(self) -> int | None:
+        return None
+
     def late_tokens(self) -> int:
         return 3
 

@@ -46,6 +46,9 @@ class _Stay:
     def released(self) -> bool:
         return self.left <= 0
 
+    def prompt_tokens(self) -> int | None:
+        return None
+
     def late_tokens(self) -> int:
         return 0
 

@@ -166,6 +166,7 @@ class Progress:
     singles: tuple[int, ...] = ()
     accepted: int = 0  #: of the tokens told so far, not counted before: those that were drafted
     proposed: int = 0  #: of so many candidates, at most
+    counted: tuple[tuple[int, int], ...] = ()  #: stay, and prompt tokens that the engine counted other than expected
 
     def shown(self) -> Iterator[tuple[int, tuple[int, ...], tuple[float, ...]]]:
         """Stay, token ids and logprobs of all `outputs`, `singles` among them."""
@@ -221,13 +222,23 @@ class Pulse:
     steps_ended: int = 0
     begun_at: float = 0.0  #: of the last step begun
     ended_at: float = 0.0  #: of the last step ended
-    inside_s: float = 0.0  #: all ended steps together
+    inside_s: float = 0.0  #: all ended steps together, and all ended encodings of images
     scheduled: int = 0  #: tokens that the step in flight schedules at most (estimated by the child)
     attention: int = 0  #: sum over them of scheduled tokens times context
+    encodes_begun: int = 0  #: admissions with images, whose encoder runs between steps
+    encodes_ended: int = 0
+    encode_begun_at: float = 0.0  #: of the last one begun
+    encode_ended_at: float = 0.0  #: of the last one ended
+    pixels: int = 0  #: of the last one begun
 
     @property
     def in_step(self) -> bool:
         return self.steps_begun > self.steps_ended
+
+    @property
+    def encoding(self) -> bool:
+        """The images of a request are being encoded; no step runs meanwhile."""
+        return self.encodes_begun > self.encodes_ended
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -311,6 +322,13 @@ class Prove(NamedTuple):
     proof: str
 
 
+class Counted(NamedTuple):
+    """The engine counted so many prompt tokens, which are not those that were reserved for."""
+
+    sequence: int
+    tokens: int
+
+
 @frozen
 class DecideRestart:
     """Ask the restart policy. The answer comes back as `Governor.restart(seconds or None)`."""
@@ -366,6 +384,7 @@ Effect = (
     | Emit
     | Settle
     | Prove
+    | Counted
     | DecideRestart
     | Probe
     | Equip

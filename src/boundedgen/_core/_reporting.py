@@ -38,6 +38,9 @@ class Reporting(Switching):
             self._paused(id_)
         for refusal in report.refused:
             self._refused(refusal, now)
+        for id_, tokens in report.counted:
+            if (stay := self.stays.get(id_)) is not None:
+                self._effects.append(ev.Counted(stay.sequence, tokens))
         for release in report.released:
             self._released(release, now)
         if report.held is not None:

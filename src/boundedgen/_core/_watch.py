@@ -11,12 +11,14 @@ from operator import itemgetter
 from attrs import Factory, define, field
 
 from boundedgen._bounds import Limits
+from boundedgen._core._encoding import EncodePace
 from boundedgen._core._events import Cause, Progress, Pulse
 from boundedgen._core._pace import Pace
 
 ACK_STEPS = 4  #: whole steps begun since a command was sent must have been reported, before its ack is overdue
 LATE = 0.5  #: seconds by which a wake-up may be late before the driver is said to have stood still
 _NO_RETURN = "step {} ({} tokens) did not return within {:.3g} s"
+_NO_IMAGES = "images of {} pixels were not encoded within {:.3g} s"
 _NO_PROGRESS = "steps return, but nothing was scheduled and nothing released for {:g} s"
 _Due = tuple[float, Cause, str, tuple[object, ...]]  #: when, what, and how to say it
 PARTING = 1.0  #: seconds between the end of its reports and its own, for an engine that is dying anyway
@@ -24,8 +26,10 @@ LOOK = 1.0  #: while there is work, the driver looks at least this often, so tha
 
 
 def _outside(pulse: Pulse, now: float) -> float:
-    """A clock that stands still inside of steps."""
+    """A clock that stands still inside of steps, and while images are encoded."""
     inside = now - pulse.begun_at if pulse.in_step else 0.0
+    if pulse.encoding:
+        inside = now - pulse.encode_begun_at
     return now - pulse.inside_s - max(0.0, inside)
 
 
@@ -72,6 +76,7 @@ class _Standstills:
 class Watch:
     limits: Limits
     pace: Pace = Factory(lambda self: Pace(self.limits), takes_self=True)
+    encoding: EncodePace = Factory(lambda self: EncodePace(self.limits), takes_self=True)
     pulse: Pulse = field(factory=Pulse)
     steps: int = 0  #: steps ended, as reported
     reported_end: float = float("-inf")  #: of the last of them
@@ -92,6 +97,7 @@ class Watch:
         self.over()
         self.boot_at, self.pulse, self._earlier, self.steps = now, Pulse(), Pulse(), 0
         self.pace.boot()
+        self.encoding.boot()
 
     def ready(self) -> None:
         self.boot_at, self._ready = None, True
@@ -110,6 +116,8 @@ class Watch:
         """The driver did not run between its last wake, at `since`, and now. Told after this wake's first look."""
         commands: list[_Order | _Reclaim] = [*self._orders.values(), *self._reclaims.values()]
         begun_at = self.pulse.begun_at if self.pulse.in_step else None
+        if self.pulse.encoding:
+            begun_at = self.pulse.encode_begun_at
         known = [self.boot_at, self._cut_at, self.progress_at, begun_at, *(one.at for one in commands)]
         self._stood.add(since, now, min((at for at in known if at is not None), default=now))
         outside, earlier = _outside(self.pulse, now), _outside(self._earlier, since)
@@ -119,6 +127,9 @@ class Watch:
     def looked(self, pulse: Pulse) -> None:
         """At the stamps. What was ordered in an earlier wake is sent: steps that begin from here on come after it."""
         self._earlier, self.pulse = self.pulse, pulse
+        if pulse.encodes_ended > self._earlier.encodes_ended and not pulse.encoding:
+            began = pulse.encode_begun_at
+            self.encoding.completed(pulse.pixels, pulse.encode_ended_at - began if began > self._woke_at else None)
         for order in self._orders.values():
             order.steps = pulse.steps_begun if order.steps is None else order.steps
 
@@ -186,11 +197,14 @@ class Watch:
             budget = self.step_budget()
             step = (pulse.steps_begun, pulse.scheduled, budget)
             found.append((since(pulse.begun_at) + budget, Cause.STEP, _NO_RETURN, step))
+        elif pulse.encoding:
+            budget = self.encoding.budget(pulse)
+            found.append((since(pulse.encode_begun_at) + budget, Cause.STEP, _NO_IMAGES, (pulse.pixels, budget)))
         else:
             found += self._outside_dues(now) if commands else ()
             if self.progress_at is not None:
                 # The report of a step that just ended may still be on its way: the step itself counts as progress here.
-                at = since(max(self.progress_at, pulse.ended_at)) + limits.progress
+                at = since(max(self.progress_at, pulse.ended_at, pulse.encode_ended_at)) + limits.progress
                 found.append((at, Cause.PROGRESS, "no step for {:g} s with work in the engine", (limits.progress,)))
         found += self._stepping_dues() if commands else ()
         if self.progress_at is not None and self.reported_end - since(self.progress_at) > limits.progress:

@@ -28,6 +28,7 @@ from boundedgen._engine._guard import Guard
 from boundedgen._engine._line import Line
 from boundedgen._engine._load import Workload
 from boundedgen._engine._parent import die_with
+from boundedgen._engine._pixels import Intake, Pixels
 from boundedgen._engine._seam import BootRefusedError, Engine, EngineStay, Load, Metrics
 from boundedgen._engine._size import Size
 from boundedgen._engine._stamps import StampWriter
@@ -51,6 +52,7 @@ class Held:
     stay: int
     inside: EngineStay
     deadline: float
+    expected: int | None = None  #: prompt tokens, where they are to be compared with what the engine counts
     ended: bool = False
     unsaid: str = ""  #: its result cannot be told, and why
     stopped_at: float | None = None
@@ -80,6 +82,7 @@ class Loop:
         self._size = size
         self._halts: list[int] = []
         self._arrivals: dict[int, Request] = {}
+        self._intake = Intake()
         self._tidings = Tidings()
         self._metrics = Metrics(0, 0.0, engine.facts.cache_bytes)
         self._steps = 0
@@ -126,7 +129,9 @@ class Loop:
             if word.stay in self._held or word.stay in self._arrivals:
                 self._tidings.refuse(word.stay, "this stay is in the engine already")
             else:
-                self._arrivals[word.stay] = word
+                self._arrivals[word.stay] = self._intake.whole(word)
+        elif isinstance(word, Pixels):
+            self._intake.take(word)
         elif isinstance(word, Halt):
             self._halts.append(word.stay)
         else:
@@ -172,26 +177,41 @@ class Loop:
     # admissions
 
     def _admit(self) -> None:
+        """All that have come; of those with images one, since nothing else runs while they are encoded."""
+        seen, later = False, {}
         for request in self._arrivals.values():
             if request.deadline <= time.monotonic():
                 self._tidings.never_entered(request.stay)
+            elif request.images and seen:
+                later[request.stay] = request
             elif not self._guard.room_for(request):
                 self._tidings.turn_back(request.stay)
             else:
+                seen = seen or bool(request.images)
                 self._enter(request)
-        self._arrivals.clear()
+        self._arrivals = later
 
     def _enter(self, request: Request) -> None:
         try:
-            inside = self._engine.add(request)
+            inside = self._add(request)
         except Exception as error:
             self._tidings.refuse(request.stay, f"{type(error).__name__}: {error}")
             return
-        self._held[request.stay] = Held(request.stay, inside, request.deadline)
+        expected = None if request.text is None else request.text_prompt_tokens
+        self._held[request.stay] = Held(request.stay, inside, request.deadline, expected)
         self._guard.enter(request)
         self._load.enter(request.stay, request)
         self._tidings.taken.append(request.stay)
         self._tidings.news = self._restless = True
+
+    def _add(self, request: Request) -> EngineStay:
+        if not request.images:
+            return self._engine.add(request)
+        self._stamps.encode(time.monotonic(), request.pixels)
+        try:
+            return self._engine.add(request)
+        finally:
+            self._stamps.encoded(time.monotonic())
 
     # the step
 
@@ -261,6 +281,8 @@ class Loop:
         stopped = held.stopped_at is not None
         seconds = self._ended - held.stopped_at if held.stopped_at is not None else 0.0
         late = held.inside.late_tokens() if stopped else 0
+        if held.expected is not None and (counted := held.inside.prompt_tokens()) not in (None, held.expected):
+            self._tidings.counted += ((held.stay, counted),)
         self._tidings.release(Release(held.stay, held.steps_since, seconds, late))
 
     def _poison(self, error: Exception) -> None:

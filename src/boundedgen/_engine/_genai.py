@@ -32,12 +32,38 @@ from boundedgen._engine._seam import BootRefusedError, EngineStay, Metrics
 from boundedgen._engine._stay import Census, Stay, generation_config
 from boundedgen._kinds import Chosen
 from boundedgen._text import decoded
-from boundedgen.abc import Request
+from boundedgen._vision import sees
+from boundedgen.abc import Image, Request
 
 _LINEAR_INPUT = re.compile(rb"cache_params\.past\.(?!key\b|value\b)\w+\.\d+")
 _LEARNING_IDS = (1 << 63) + 1  #: request ids of the requests before Ready; stays count from 1
 CANARY = (1, 2, 3, 4)  #: token ids that every vocabulary has; prompt and answer fit into one block of every pool
 _EXACT = ("INFERENCE_PRECISION_HINT", "f32")  #: measured on the CPU alone; a GPU may add up in another order each time
+
+
+# --- for models that see ---------------------------------------------------------------------------------------------
+
+#: Of which text is made that has as many tokens as there are of them, whatever joins tokens.
+_UNITS = (" a", " the", " x", "0", "\n", "a", " 1")
+
+
+def _tensor(image: Image) -> Any:
+    pixels = np.frombuffer(image.data, dtype=np.uint8).reshape(image.height, image.width, 3)
+    return ov.Tensor(np.ascontiguousarray(pixels))
+
+
+def text_of(tokenizer: Any, tokens: int, kind: int = 0) -> str:
+    """A text of so many tokens, as the engine counts them; of at least one. Others for other `kind`s, where it can."""
+    for unit in (*_UNITS[kind % len(_UNITS) :], *_UNITS):
+        base = _count(tokenizer, unit) - 1
+        count = max(1, tokens - base)
+        if _count(tokenizer, unit * count) == max(tokens, base + 1):
+            return unit * count
+    raise ValueError(f"no text of {tokens} tokens could be made with this tokenizer")
+
+
+def _count(tokenizer: Any, text: str) -> int:
+    return int(tokenizer.encode(text).input_ids.shape[1])
 
 
 # --- the pipeline ------------------------------------------------------------------------------------------------
@@ -48,10 +74,16 @@ class GenAIEngine:
     """A loaded pipeline whose pools are known."""
 
     def __init__(
-        self, pipeline: genai.ContinuousBatchingPipeline, step_tokens: int, proof: str, chosen: Chosen | None = None
+        self,
+        pipeline: genai.ContinuousBatchingPipeline,
+        step_tokens: int,
+        proof: str,
+        chosen: Chosen | None = None,
+        sees: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._chosen, self._drafts = chosen, Drafts()
+        self._sees = sees
         self.proof = proof
         self._census = Census() if proof == "request_count" else None
         self._step_tokens = step_tokens
@@ -68,7 +100,8 @@ class GenAIEngine:
         return self._step_tokens
 
     def add(self, request: Request) -> EngineStay:
-        stay = self._add(request.stay, request.prompt, request.config, request.shown)
+        prompt = request.prompt if request.text is None else request.text
+        stay = self._add(request.stay, prompt, request.config, request.shown, request.images)
         if stay.drafted is None and request.shown and request.config.get("stop_strings"):
             stay.cut_stops = self._cut_stops(request.prompt[-request.shown :], request.config["stop_strings"])
         return stay
@@ -78,21 +111,37 @@ class GenAIEngine:
         window = max(tokenizer.encode(s, add_special_tokens=False).input_ids.shape[1] for s in strings)
         return CutStops(lambda ids: decoded(tokenizer, ids), shown, strings, window)
 
-    def _add(self, stay: int, prompt: Any, config: Mapping[str, Any], shown: int = 0) -> Stay:
-        ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
+    def _add(
+        self,
+        stay: int,
+        prompt: str | Sequence[int],
+        config: Mapping[str, Any],
+        shown: int = 0,
+        images: Sequence[Image] = (),
+    ) -> Stay:
+        """`prompt`: text for a model that sees, which takes nothing else: token ids may end its process."""
         chosen, strings = self._chosen, ()
         if chosen is not None:
             config = chosen.completed(config)
             if chosen.kind.cuts_stop_strings:
                 strings = config.pop("stop_strings", ())
                 config.pop("include_stop_str_in_output", None)
-        made = Stay(self._pipeline.add_request(stay, ids, generation_config(config)), config, self._census)
+        made = Stay(self._hand_over(stay, prompt, images, config), config, self._census)
         if chosen is not None and chosen.drafted:
             stops = self._stops(strings, prompt[-shown:] if shown else ()) if strings else None
             made.drafted = Drafted(
                 self._drafts, config["num_assistant_tokens"], config["max_new_tokens"], made.ends(), stops
             )
         return made
+
+    def _hand_over(self, stay: int, prompt: Any, images: Sequence[Image], config: Mapping[str, Any]) -> Any:
+        if not isinstance(prompt, str):
+            ids = ov.Tensor(np.asarray(prompt, dtype=np.int64).reshape(1, -1))
+            return self._pipeline.add_request(stay, ids, generation_config(config))
+        fields = generation_config({**config, "apply_chat_template": False})
+        if not images:
+            return self._pipeline.add_request(stay, prompt, fields)
+        return self._pipeline.add_request(stay, prompt, [_tensor(i) for i in images], generation_config=fields)
 
     def _stops(self, strings: Sequence[str], shown: Sequence[int]) -> StopStrings:
         tokenizer = self._pipeline.get_tokenizer()
@@ -109,8 +158,7 @@ class GenAIEngine:
     def measure(self, tokens: int) -> float:
         """Usage of the fullest pool, 0..1, while a prompt of `tokens` is inside. Nothing is inside afterwards."""
         self._learned += 1
-        prompt = np.full(tokens, self._learned % 8)
-        stay = self._add(_LEARNING_IDS + self._learned, prompt, {"max_new_tokens": 1, "ignore_eos": True})
+        stay = self._add_own(tokens, [self._learned % 8] * tokens, 1)
         peak = 0.0
         while self._pipeline.has_non_finished_requests():
             peak = max(peak, self.step().usage)
@@ -120,11 +168,18 @@ class GenAIEngine:
         self.step()
         return peak
 
+    def _add_own(self, tokens: int, prompt: Sequence[int], new: int) -> Stay:
+        """A request before Ready: `prompt`, or, for a model that sees, any text of as many tokens."""
+        number, config = _LEARNING_IDS + self._learned, {"max_new_tokens": new, "ignore_eos": True}
+        if not self._sees:
+            return self._add(number, prompt, config)
+        return self._add(number, text_of(self._pipeline.get_tokenizer(), tokens, self._learned), config)
+
     def canary(self) -> tuple[int, ...]:
         """What it makes of a few tokens, greedily and alone. Raises RuntimeError if nothing comes out."""
         self._learned += 1
         prompt = CANARY[: self._step_tokens]  # a step may have room for less, and take whole prompts only
-        stay = self._add(_LEARNING_IDS + self._learned, prompt, {"max_new_tokens": len(CANARY), "ignore_eos": True})
+        stay = self._add_own(len(prompt), prompt, len(CANARY))
         answer: list[int] = []
         while self._pipeline.has_non_finished_requests():
             self.step()
@@ -193,7 +248,8 @@ def _construct(spec: Mapping[str, Any], plan: _pools.Plan) -> GenAIEngine:
     pipeline = genai.ContinuousBatchingPipeline(
         spec["models_path"], config, spec["device"], properties, dict(spec["tokenizer_properties"])
     )
-    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use(), plan.chosen)
+    seeing = sees(Path(spec["models_path"]))
+    return GenAIEngine(pipeline, config.max_num_batched_tokens, proof_in_use(), plan.chosen, seeing)
 
 
 def _check_kind(chosen: Chosen, spec: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ class _Stake:
     @classmethod
     def of(cls, request: Request, claim: Claim) -> _Stake:
         new, hides = int(request.config["max_new_tokens"]), bool(request.config.get("stop_strings"))
-        return cls(claim, len(request.prompt), new, sequences_of(request), hides)
+        return cls(claim, request.prompt_tokens, new, sequences_of(request), hides)
 
     def needs(self, capacity: Capacity, steps: int) -> _Needs:
         """Blocks by pool that it holds after so many more steps, at most."""

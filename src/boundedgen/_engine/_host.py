@@ -41,6 +41,7 @@ from boundedgen._engine._process import Ears, Life, Tap, reap_lost
 from boundedgen._engine._stamps import StampReader, create
 from boundedgen._engine._versions import replaced, versions
 from boundedgen._engine._wire import Boot, Halt, Hello, Word, decode
+from boundedgen._vision import vision_of
 from boundedgen.abc import Request, Tokenizer
 
 _F_SETPIPE_SZ = 1031
@@ -71,6 +72,7 @@ class GenAIHost:
         insist = bool(scheduler.pop("unsafe_prefix_caching", False)) or insist_prefix_caching
         self._models_path, self._limits, self._module = models_path, limits, module
         self.model_name = Path(models_path or "").name  #: for the log
+        self.vision = None if models_path is None else vision_of(Path(models_path))  #: None: it takes no images
         self._make_tokenizer, self._tokenizer = tokenizer, None
         versions()  # which reads files, here and not in the driver's thread
         self._spec: dict[str, Any] = {
@@ -315,6 +317,9 @@ class ChildLink:
         if not self._met:
             raise WireError("a report before the first word")
         self.was_ready = self.was_ready or isinstance(word, Ready)
+        if isinstance(word, Progress):
+            for stay in (*word.taken, *(refusal.stay for refusal in word.refused)):
+                self._waiting.heard(stay)
         if isinstance(word, Ready | BootFailed | Progress | StepRaised):
             return [word]
         raise WireError("a command, from the engine")

@@ -39,7 +39,7 @@ class Workload:
         self._spared = 0  # of those tokens: by whom the engine may give to others
 
     def enter(self, stay: int, request: Request) -> None:
-        self._prompts[stay] = _Work(len(request.prompt), sequences_of(request))
+        self._prompts[stay] = _Work(request.prompt_tokens, sequences_of(request))
 
     def over(self, stay: int) -> None:
         """It was stopped, or has ended."""

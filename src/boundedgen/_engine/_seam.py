@@ -43,6 +43,10 @@ class EngineStay(Protocol):
         """Tokens that came after `stop`, once it is released."""
         ...
 
+    def prompt_tokens(self) -> int | None:
+        """That the engine counted, once it is released; None: it does not tell."""
+        return None
+
 
 class Engine(Protocol):
     @property

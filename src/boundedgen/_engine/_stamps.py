@@ -15,8 +15,8 @@ from boundedgen._core._events import Pulse
 from boundedgen._descriptors import above_stdio
 
 _PAGE = 4096
-_SLOT = struct.Struct("@QQdddQQ")
-_SLOT_AT = (64, 128)
+_SLOT = struct.Struct("@QQdddQQQQddQ")
+_SLOT_AT = (128, 256)
 _TRIES = 64
 _MOST = (1 << 64) - 1
 
@@ -37,6 +37,7 @@ class StampWriter:
         self._number = memoryview(self._page).cast("Q")
         self._begun = self._ended = 0
         self._begun_at = self._ended_at = self._inside = 0.0
+        self._encodes = [0, 0, 0.0, 0.0, 0]
 
     def begin(self, now: float, scheduled: int, attention: int) -> None:
         """A step begins, with at most `scheduled` tokens; `attention`: sum of scheduled tokens times context."""
@@ -51,6 +52,19 @@ class StampWriter:
         self._inside += now - self._begun_at
         self._publish(0, 0)
 
+    def encode(self, now: float, pixels: int) -> None:
+        """A request with images of so many pixels is handed to the engine, which encodes them before it returns."""
+        self._encodes[0] += 1
+        self._encodes[2], self._encodes[4] = now, min(pixels, _MOST)
+        self._publish(0, 0)
+
+    def encoded(self, now: float) -> None:
+        """It has returned, or raised."""
+        self._encodes[1] += 1
+        self._encodes[3] = now
+        self._inside += now - self._encodes[2]
+        self._publish(0, 0)
+
     def _publish(self, scheduled: int, attention: int) -> None:
         number = self._number[0] + 1
         _SLOT.pack_into(
@@ -58,6 +72,7 @@ class StampWriter:
             _SLOT_AT[number & 1],
             *(self._begun, self._ended, self._begun_at, self._ended_at, self._inside),
             *(min(scheduled, _MOST), min(attention, _MOST)),
+            *self._encodes,
         )
         self._number[0] = number
 

@@ -150,6 +150,11 @@ class Stay(EngineStay):
             return False
         return True
 
+    def prompt_tokens(self) -> int | None:
+        if self._census is not None:
+            return None
+        return int(self._handle.get_perf_metrics().get_num_input_tokens())
+
     def late_tokens(self) -> int:
         """Only of one sequence: what several show comes at once, and was computed before the stop. Nor of one with
         drafts: what comes late may be candidates."""

@@ -36,6 +36,7 @@ class Tidings:
     outputs: dict[int, tuple[list[int], list[float]]] = Factory(dict)  #: of those that have logprobs
     finished: list[Finish] = Factory(list)
     released: list[Release] = Factory(list)
+    counted: tuple[tuple[int, int], ...] = ()
 
     def output(self, stay: int, token_ids: list[int], logprobs: list[float]) -> None:
         self.size += _TOKEN * len(token_ids) + _LOGPROB * len(logprobs)
@@ -102,6 +103,7 @@ class Tidings:
             singles=tuple(self.singles),
             finished=tuple(self.finished),
             released=tuple(self.released),
+            counted=self.counted,
             cache_bytes=metrics.cache_bytes,
             tokens=self.tokens,
             attention=self.attention,

@@ -2,8 +2,8 @@
 has its numbers in binary before that, and in most steps nothing else: making and reading text costs ten times as much.
 
 Nothing from the wire is ever run or looked up by name: each kind has its own small decoder, which accepts exactly
-what its encoder makes. Whatever else arrives is a `WireError`, and that is the engine's death. A frame that the end
-of the pipe cuts off is no error: the process has died, and the link says so.
+what its encoder makes. Whatever else arrives is a `WireError`, the engine's death; a frame that the end of the pipe
+cuts off is none: the process has died, and the link says so. Pieces of images are `_pixels`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
-
-from attrs import frozen
 
 from boundedgen._core._events import (
     BootFailed,
@@ -31,43 +29,21 @@ from boundedgen._core._events import (
     StepRaised,
 )
 from boundedgen._engine._frames import Frame, WireError, pack
-from boundedgen.abc import Request
+from boundedgen._engine._pixels import PIXELS, Pixels
+from boundedgen._engine._words import Boot as Boot
+from boundedgen._engine._words import Halt as Halt
+from boundedgen._engine._words import Hello as Hello
+from boundedgen.abc import Image, Request
 
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _raw_decode = json.JSONDecoder().raw_decode
 T = TypeVar("T")
 _PROGRESS = 19  #: its kind of frame
+_BINARY = (_PROGRESS, PIXELS)  #: kinds of frame whose bodies are no JSON
 _BAD_BODY = (struct.error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
-@frozen
-class Hello:
-    """The engine's first word: its `time.monotonic()`, its process id, and the versions that it runs.
-
-    The parent may be of another version, and has to be able to read this: its shape changes with that of frames only.
-    """
-
-    incarnation: int
-    at: float
-    pid: int
-    versions: Mapping[str, str]
-
-
-@frozen
-class Boot:
-    """What the engine is to load, as plain data."""
-
-    spec: Mapping[str, Any]
-
-
-@frozen
-class Halt:
-    """Stop this stay."""
-
-    stay: int
-
-
-Word = Boot | Request | Halt | Hello | Ready | BootFailed | Progress | StepRaised
+Word = Boot | Request | Pixels | Halt | Hello | Ready | BootFailed | Progress | StepRaised
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
@@ -76,7 +52,7 @@ Word = Boot | Request | Halt | Hello | Ready | BootFailed | Progress | StepRaise
 def encode(word: Word, incarnation: int) -> bytes:
     """`word` as one frame."""
     kind, body_of = _ENCODERS[type(word)]
-    return pack(kind, incarnation, body_of(word) if kind == _PROGRESS else _to_json(body_of(word)))
+    return pack(kind, incarnation, body_of(word) if kind in _BINARY else _to_json(body_of(word)))
 
 
 def decode(frame: Frame) -> Word:
@@ -85,7 +61,7 @@ def decode(frame: Frame) -> Word:
     if decoder is None:
         raise WireError(f"unknown kind of frame: {frame.kind}")
     try:
-        return decoder(frame.incarnation, frame.body if frame.kind == _PROGRESS else _from_json(frame.body))
+        return decoder(frame.incarnation, frame.body if frame.kind in _BINARY else _from_json(frame.body))
     except _BAD_BODY as error:
         raise WireError(f"bad body of a frame of kind {frame.kind}: {type(error).__name__}") from error
 
@@ -237,6 +213,11 @@ def _to_release(v: Any) -> Release:
     return Release(_int(stay), _int(steps), _float(seconds), _int(late_tokens))
 
 
+def _to_pair(v: Any) -> tuple[int, int]:
+    first, second = _ints(v)
+    return first, second
+
+
 #: Steps, began, ended, scheduled, usage, cache_bytes, tokens, attention, and how many numbers of `singles` follow.
 _NUMBERS = struct.Struct("<QddQdQQQI")
 _NONE = (1 << 64) - 1
@@ -289,6 +270,7 @@ _PARTS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Any, ...]
     "refused": (partial(_rows, _from_refusal), partial(_each, _to_refusal)),
     "finished": (partial(_rows, _from_finish), partial(_each, _to_finish)),
     "released": (partial(_rows, _from_release), partial(_each, _to_release)),
+    "counted": (list, partial(_each, _to_pair)),
 }
 _DECODE_PART: Mapping[str, Callable[[Any], Any]] = {
     "held": _ints,
@@ -359,17 +341,17 @@ def _to_hello(incarnation: int, v: Any) -> Hello:
 
 
 def _from_request(e: Request) -> list[Any]:
-    return [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown, _from_claim(e.claim), e.followed]
+    claim = None if e.claim is None else [e.claim.pausable, *e.claim.rank]
+    asked = [e.stay, e.deadline, dict(e.config), list(e.prompt), e.shown, claim, e.followed]
+    return [*asked, e.text, e.text_prompt_tokens, [[i.height, i.width] for i in e.images]]
 
 
 def _to_request(incarnation: int, v: Any) -> Request:
-    stay, deadline, config, prompt, shown, claim, followed = _list(v)
+    """Its images are empty: what is in them has come before (`Pixels`)."""
+    stay, deadline, config, prompt, shown, claim, followed, text, tokens, sizes = _list(v)
     asked = (_int(stay), _ints(prompt), _dict(config), _float(deadline), _int(shown))
-    return Request(*asked, _or_none(_to_claim, claim), _bool(followed))
-
-
-def _from_claim(e: Claim | None) -> list[Any] | None:
-    return None if e is None else [e.pausable, *e.rank]
+    seen = (_or_none(_str, text), tuple([Image(*size, b"") for size in _each(_to_pair, sizes)]), _int(tokens))
+    return Request(*asked, _or_none(_to_claim, claim), _bool(followed), *seen)
 
 
 def _to_claim(v: Any) -> Claim:
@@ -381,6 +363,7 @@ _ENCODERS: Mapping[type[Any], tuple[int, Callable[[Any], Any]]] = {
     Boot: (1, lambda e: dict(e.spec)),
     Request: (2, _from_request),
     Halt: (3, lambda e: e.stay),
+    Pixels: (PIXELS, Pixels.body),
     Hello: (16, lambda e: [e.at, e.pid, dict(e.versions)]),
     Ready: (17, _from_ready),
     BootFailed: (18, lambda e: [e.kind, e.text, e.permanent]),
@@ -391,6 +374,7 @@ _DECODERS: Mapping[int, Callable[[int, Any], Word]] = {
     1: lambda _, v: Boot(_dict(v)),
     2: _to_request,
     3: lambda _, v: Halt(_int(v)),
+    PIXELS: lambda _, body: Pixels.of(body),
     16: _to_hello,
     17: _to_ready,
     18: _to_boot_failed,

@@ -82,6 +82,7 @@ STATS: Final[Mapping[str, Metric]] = {
     "cache_bytes": _gauge("cache_bytes"),
     "engine_rss_bytes": _gauge("engine_rss_bytes"),
     "step_current_s": _gauge("step_current_seconds"),
+    "encode_current_s": _gauge("encode_current_seconds"),
     "step_budget_s": _gauge("step_budget_seconds"),
     "last_step_s": _gauge("last_step_seconds"),
     "last_progress_s": _gauge("last_progress_seconds"),

@@ -14,7 +14,8 @@ step takes so long), `slow_at` and `slow_s` (one does), `gil` (bool: slow steps 
 `ignore_stops` (bool), `ignore_sigterm` (bool), `grandchild` (bool), `boot_s`, `boot_raises` ([kind, text,
 permanent]), `bad_cache` ("raise", "crash", "exit" or "hang": what loading does as long as a CACHE_DIR of the
 properties holds a file named bad.blob), `device` (a file: it boots only if nobody else has it locked), `poison` (a
-token id: the first step with such a prompt inside crashes), `clock` (a file: the first fault in the loop writes its
+token id: the first step with such a prompt inside crashes), `encode_s` (seconds for
+images), `clock` (a file: the first fault in the loop writes its
 `time.monotonic()` there).
 """
 
@@ -236,6 +237,9 @@ class FaultyEngine:
         return self._engine.step_tokens
 
     def add(self, request: Request) -> EngineStay:
+        if request.images and (seconds := self._fault.get("encode_s")):
+            self._note()
+            time.sleep(seconds)
         inside = self._engine.add(request)
         self._poisoned = self._poisoned or self._fault.get("poison", -1) in request.prompt
         return DeafStay(inside, self._note) if self._fault.get("ignore_stops") else inside
