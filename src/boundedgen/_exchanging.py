@@ -7,14 +7,14 @@ import itertools
 import threading
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 from boundedgen._adapters import AdapterSet, adapters_of
 from boundedgen._bounds import SECONDS_MOST, Limits
 from boundedgen._core import _events as ev
 from boundedgen._errors import EngineUnavailable, ModelLoadFailed, PipelineClosed
 from boundedgen._generation import refuse_to_block
-from boundedgen._making import drain_seconds
+from boundedgen._making import Parts, drain_seconds
 
 if TYPE_CHECKING:
     from boundedgen._driver import Driver
@@ -26,16 +26,17 @@ _SLACK = 2.0  #: seconds on top of all that the lane's own limits allow a switch
 
 
 class Exchange:
-    """The adapters of one lane: those of its engines, and those that are to be. `host` None: an engine of the user's.
+    """The adapters of one lane: those of its engines, and those that are to be.
 
     One switch at a time, so that a caller knows which adapters the next generation gets.
     """
 
-    def __init__(self, host: GenAIHost | None, models_path: str, driver: Driver, limits: Limits) -> None:
-        self._host, self._models_path, self._limits, self.driver = host, models_path, limits, driver
+    def __init__(self, parts: Parts, driver: Driver, limits: Limits) -> None:
+        self._host = cast("GenAIHost", parts.host)  # unless it can have no adapters
+        self._parts, self._limits, self.driver = parts, limits, driver
         self._free = threading.Lock()  # waited for by nobody
         self._numbers = itertools.count(1)
-        adapters = None if host is None else host.adapters
+        adapters: AdapterSet | None = None if parts.no_adapters else self._host.adapters
         self._known: dict[int, AdapterSet] = {} if adapters is None else {0: adapters}  # in force, and to be
         self._pending: Pending | None = None
         driver.switching = self.carry_out
@@ -45,7 +46,7 @@ class Exchange:
 
     def carry_out(self, effect: ev.Equip | ev.Switched) -> None:
         if isinstance(effect, ev.Equip):
-            if self._host is not None:
+            if not self._parts.no_adapters:
                 self._host.adapters = self._known.get(effect.number)
         elif self._pending is not None and self._pending.number == effect.number:
             self._ended(effect, self._pending)
@@ -63,10 +64,10 @@ class Exchange:
 
     def begin(self, given: object, drain: float | timedelta | None) -> Pending:
         """Check, and ask for it. ValueError, TypeError; RuntimeError: another one is under way."""
-        if self._host is None:
-            raise ValueError("adapters are for a model that boundedgen loads; this pipeline has an engine of its own")
+        if self._parts.no_adapters:
+            raise ValueError(self._parts.no_adapters)
         drain_s = self._limits.drain if drain is None else drain_seconds(drain)
-        adapters = adapters_of(given, self._models_path, self._limits)
+        adapters = adapters_of(given, self._parts.models_path, self._limits)
         if not self._free.acquire(blocking=False):
             adapters.close()
             raise RuntimeError("another switch of adapters is under way; wait for it, then switch again")

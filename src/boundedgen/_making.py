@@ -24,11 +24,12 @@ from boundedgen._text import GenAITokenizer
 from boundedgen.abc import EngineHost, Tokenizer
 
 if TYPE_CHECKING:
-    from boundedgen._engine._host import GenAIHost
+    pass
 
 _SECRET = re.compile("key|token|secret|password|credential|encrypt", re.IGNORECASE)
 CLOSING_SLACK = 2.0  #: seconds on top of the drain and the reap within which `close` is back
 PATH_MOST = 4096  #: PATH_MAX of Linux
+NO_ADAPTERS = "adapters are for a model that boundedgen loads; this pipeline has an engine of its own"
 DEVICE_MOST = 256  #: "AUTO:GPU.1,GPU.0,CPU" and the like
 
 
@@ -41,7 +42,7 @@ class Parts:
     configuration: Mapping[str, Any]  #: what the user asked for, for the black box; empty: an engine of their own
     kind: Chosen | None = None  #: of requests; None: plain text
     models_path: str = ""
-    real_host: GenAIHost | None = None  #: `host`, if it is ours
+    no_adapters: str = ""  #: why it can have none
 
 
 def parts_of(
@@ -65,16 +66,17 @@ def parts_of(
             if option is not None and option is not False:
                 raise ValueError(f"{name} is for OpenVINO GenAI; an engine of your own (engine=) does not take it")
         if adapters is not None:
-            raise ValueError("adapters are for a model that boundedgen loads; leave them out beside engine=")
-        return Parts(host=engine, grammars=None, configuration={})
+            raise ValueError(f"{NO_ADAPTERS}; leave them out beside engine=")
+        return Parts(host=engine, grammars=None, configuration={}, no_adapters=NO_ADAPTERS)
     path, device = _path(models_path), _device(device)
     plan = scheduler_fields(scheduler_config)
     plain = plain_properties(properties, name="properties")
     for_tokenizer = plain_properties(tokenizer_properties, name="tokenizer_properties")
     beside = Beside(models_path=path, device=device, scheduler=plan.fields, properties=plain, policy=policy)
     kind = chosen_kind(draft, prompt_lookup, beside)
-    if adapters is not None and kind is not None and kind.kind.not_adapted:
-        raise ValueError(f"adapters cannot be used with {kind.kind.name}: {kind.kind.not_adapted}")
+    why_not = _no_adapters(kind)
+    if why_not and adapters is not None:
+        raise ValueError(f"{why_not}; leave one of them out")
     chosen = adapters_of(adapters, path, limits)
 
     def tokenizer() -> Tokenizer:
@@ -102,7 +104,13 @@ def parts_of(
     if kind is not None:
         asked[kind.kind.name] = told(kind)
     checker = GrammarChecker(path, for_tokenizer, limits)
-    return Parts(host=host, grammars=checker, configuration=asked, kind=kind, models_path=path, real_host=host)
+    return Parts(host=host, grammars=checker, configuration=asked, kind=kind, models_path=path, no_adapters=why_not)
+
+
+def _no_adapters(kind: Chosen | None) -> str:
+    if kind is None or not kind.kind.not_adapted:
+        return ""
+    return f"adapters cannot be used with {kind.kind.name}: {kind.kind.not_adapted}"
 
 
 def told(kind: Chosen) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class BoundedPipeline(Switching):
             self._stats_sockets = StatsSockets()
             self._closing = Closing(driver, self._serving, self._stats_sockets, runtime, limits.reap)
             driver.probe = self._probing.due
-            self._exchange = Exchange(parts.real_host, parts.models_path, driver, limits)
+            self._exchange = Exchange(parts, driver, limits)
             install(box, driver, self._serving.rejections.by_error)
             entrust(lock_of(device_lock), parts.host, driver)
             driver.start()

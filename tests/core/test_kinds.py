@@ -161,15 +161,15 @@ def test_a_call_may_ask_for_fewer_candidates_and_not_for_more() -> None:
 @pytest.mark.parametrize(
     ("chosen", "given", "words"),
     [
-        (None, {"num_assistant_tokens": 3}, "is for a pipeline with prompt_lookup or draft"),
-        (None, {"max_ngram_size": 3}, "is for a pipeline with prompt_lookup"),
-        (DRAFTED, {"max_ngram_size": 3}, "is for a pipeline with prompt_lookup"),
-        (DRAFTED, {"assistant_confidence_threshold": 0.5}, "as many as it likes"),
+        (None, {"num_assistant_tokens": 3}, "see the pipeline's draft= and prompt_lookup="),
+        (None, {"max_ngram_size": 3}, "see the pipeline's prompt_lookup="),
+        (DRAFTED, {"max_ngram_size": 3}, "see the pipeline's prompt_lookup="),
+        (DRAFTED, {"assistant_confidence_threshold": 0.5}, "assistant_confidence_threshold is refused"),
         (DRAFTED, {"num_beams": 2}, "sequences on a pipeline with draft"),
         (LOOKUP, {"num_return_sequences": 2, "do_sample": True}, "sequences on a pipeline with prompt_lookup"),
         (LOOKUP, {"min_new_tokens": 1}, "min_new_tokens is 1 on a pipeline with prompt_lookup"),
         (DRAFTED, {"min_new_tokens": 1}, "min_new_tokens is 1 on a pipeline with draft"),
-        (DRAFTED, {"tree_depth": 2}, "tree_depth is not supported"),
+        (DRAFTED, {"tree_depth": 2}, "tree_depth is refused"),
     ],
 )
 def test_what_a_kind_does_not_go_with_is_refused_by_name(

@@ -21,6 +21,7 @@ from boundedgen import (
     Bounds,
     FinishReason,
     Generation,
+    GenerationCancelled,
     GenerationError,
     InvalidRequest,
     Limits,
@@ -118,6 +119,8 @@ def test_the_images_that_wait_are_bounded_and_their_room_comes_back() -> None:
         assert caught.value.retry_after_s
         assert pipeline.submit("text still goes", max_new_tokens=1).cancel()
         waiting[0].cancel()
+        with pytest.raises(GenerationCancelled):
+            waiting[0].result(30)
         again = pipeline.submit("a", images=[picture(300, 300, 9)], max_new_tokens=4, **FULL)
         first.cancel()
         assert [g.result(30).completion_tokens for g in (*waiting[1:], again)] == [4, 4, 4]
