@@ -51,6 +51,7 @@ class Kind:
     without_scheduler: Mapping[str, Off] = Factory(dict)  #: SchedulerConfig fields
     single: str = ""  #: why a request may have one sequence only
     not_hybrid: str = ""
+    hybrid_needs: str = ""  #: of a release (_engine/_releases.py), where it answers a hybrid wrongly without that
     not_vision: str = ""
     not_gguf: str = ""
     not_adaptive: str = ""  #: Admission("adaptive")
@@ -78,6 +79,7 @@ PROMPT_LOOKUP: Final = Kind(
     single=_ONE,
     not_adaptive="what is paused must be known to the token, and a step can show up to num_assistant_tokens + 1",
     ahead={"kv": Ahead(per_drafted=1), "linear_attention": Ahead(fixed=1, per_drafted=1)},
+    hybrid_needs="a recurrent state for each drafted candidate",
     cuts_stop_strings=True,
     unverified=True,
 )

@@ -39,6 +39,7 @@ SUITES = {
         "tests/genai/test_every_field.py",
         "tests/genai/test_every_scheduler_field.py",
     ),
+    "prompt lookup and draft models": ("tests/genai/test_kind_facts.py", "tests/genai/test_pipeline_kinds.py"),
     "pipelines: full caches, orphans, hybrid traffic": (
         "tests/genai/test_pipeline_cache.py",
         "tests/genai/test_pipeline_orphans.py",
@@ -54,17 +55,22 @@ _PROOF_BY_COUNT = (
     "A handle has no `get_perf_metrics`, so release is proved by the count of requests: one step later than there for "
     "a stop, two for a request that finished by itself. `stats().reclaim.proof` and `health().findings` say so."
 )
+_KINDS = (
+    "A draft model is refused: its metrics count no requests, so there is no proof. Prompt lookup on a hybrid is "
+    "refused: it shows other tokens than plain decoding there, silently."
+)
 _LA_POOL = (
     "Metrics do not tell the linear-attention pool (`la_peak_pool_blocks`): whether a model is a hybrid is taken from "
     "the names of its inputs, the size of the pool from the scheduler's settings. `health().findings` says so."
 )
 #: What was looked into, by the beginning of a release's number.
 KNOWN = {
-    "2026.3": (_TOKENIZERS, _PROOF_BY_COUNT, _LA_POOL),
+    "2026.3": (_TOKENIZERS, _PROOF_BY_COUNT, _LA_POOL, _KINDS),
     "2026.2": (
         _TOKENIZERS,
         _PROOF_BY_COUNT,
         _LA_POOL,
+        _KINDS,
         "A repeated prompt does not poison a hybrid with prefix caching here. It gives other tokens: off as well.",
         "`branching_factor`, `tree_depth` and `return_omni_outputs` are no fields of a configuration yet.",
     ),

@@ -14,8 +14,16 @@ from genai.releases import needs
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine import _findings, _genai, _pools
-from boundedgen._engine._releases import LA_POOL, RELEASES, installed_release, release_of, tokenizer_defect
+from boundedgen._engine._releases import (
+    CANDIDATE_STATES,
+    LA_POOL,
+    RELEASES,
+    installed_release,
+    release_of,
+    tokenizer_defect,
+)
 from boundedgen._engine._seam import BootRefusedError, EngineStay
+from boundedgen._kinds import PROMPT_LOOKUP, Chosen
 from boundedgen.abc import Request
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -320,3 +328,18 @@ def test_a_tokenizer_that_would_crash_this_release_is_known_by_its_converter(
     converted_by: str, installed: str, crashes: bool
 ) -> None:
     assert bool(tokenizer_defect(converted_by, installed)) is crashes
+
+
+def test_prompt_lookup_on_a_hybrid_is_refused_where_a_release_answers_it_wrongly() -> None:
+    chosen = Chosen(kind=PROMPT_LOOKUP, always={"num_assistant_tokens": 2, "max_ngram_size": 2})
+    for version, hybrid in (("2026.4.1.0", True), ("2026.3.1.0", False)):
+        assert _planned(version, hybrid, chosen).chosen == chosen
+    for version in ("2026.3.1.0", "2026.2.1.0"):
+        with pytest.raises(BootRefusedError, match="has not a recurrent state for each drafted candidate"):
+            _planned(version, True, chosen)
+    assert PROMPT_LOOKUP.hybrid_needs == CANDIDATE_STATES
+
+
+def _planned(version: str, hybrid: bool, chosen: Chosen) -> _pools.Plan:
+    asked = {"num_kv_blocks": 64, "max_num_seqs": 3}
+    return _pools.plan(asked, hybrid=hybrid, insist_prefix_caching=False, version=version, chosen=chosen)

@@ -6,6 +6,9 @@ import pytest
 from genai import kind_experiments as engine
 from genai.kind_experiments import OTHER, SAME, K
 from genai.raw import Lab, laboratory
+from genai.releases import needs
+
+from boundedgen._engine._releases import CANDIDATE_STATES
 
 BOTH = [pytest.param(None, id="prompt_lookup"), pytest.param(SAME, id="draft")]
 
@@ -40,6 +43,7 @@ def test_a_draft_pool_that_is_full_only_slows_it_down(lab: Lab) -> None:
     assert lab.run(engine.fits, SAME, 32, 40, 3, 1) == ["FINISHED", 40, False]
 
 
+@needs(CANDIDATE_STATES)
 @pytest.mark.parametrize("drafted", [1, 3])
 def test_a_hybrid_needs_two_states_more_than_candidates(lab: Lab, drafted: int) -> None:
     assert lab.run(engine.states, drafted + 2, drafted) == ""

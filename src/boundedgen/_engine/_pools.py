@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 
 from boundedgen._core._events import PoolFacts
 from boundedgen._engine._findings import found
+from boundedgen._engine._releases import release_of
 from boundedgen._engine._seam import BootRefusedError
 from boundedgen._kinds import Chosen
 
@@ -103,15 +104,18 @@ def plan(
     caching = bool(settings.get("enable_prefix_caching", False))
     base = Plan(settings, hybrid, caching, min(seqs, grown - PROBE), kv, None)
     if chosen is not None:
-        base = _plan_kind(base, chosen, scheduler)
+        base = _plan_kind(base, chosen, scheduler, version)
     return _plan_hybrid(base, blocks, insist_prefix_caching, version) if hybrid else base
 
 
-def _plan_kind(base: Plan, chosen: Chosen, asked: Mapping[str, Any]) -> Plan:
+def _plan_kind(base: Plan, chosen: Chosen, asked: Mapping[str, Any], version: str) -> Plan:
     """A step has room for all that decode, each with its candidates; or for all that there can be, prompts too."""
     kind = chosen.kind
     if base.hybrid and kind.not_hybrid:
         raise BootRefusedError("model", f"{kind.name}= does not go with this hybrid model: {kind.not_hybrid}", True)
+    if base.hybrid and kind.hybrid_needs in (release := release_of(version)).lacks:
+        words = f"openvino-genai {release.name} has not {kind.hybrid_needs}, and would answer otherwise; upgrade it"
+        raise BootRefusedError("model", f"{kind.name}= does not go with this hybrid model: {words}", True)
     base = evolve(base, chosen=chosen)
     room, each = int(base.scheduler.get("max_num_batched_tokens", _DEFAULT_BATCHED)), 1 + chosen.drafted
     if kind.extra_pool:

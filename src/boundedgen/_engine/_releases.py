@@ -17,6 +17,8 @@ INSTEAD: Final[Mapping[str, str]] = {
     PERF_METRICS: "release is proved by the count of requests, a step or two later",
     LA_POOL: "the linear-attention pool is taken from the scheduler's settings",
 }
+#: Without it a hybrid with prompt lookup shows other tokens, silently.
+CANDIDATE_STATES: Final = "a recurrent state for each drafted candidate"
 #: A fault that came with a release.
 HYBRID_CACHING_RAISES: Final = "a prompt that repeats cached content of a hybrid makes every further step raise"
 
@@ -49,8 +51,8 @@ class Release:
 #: Newest first. Another release is taken for the newest of these that is not newer than it.
 RELEASES: Final = (
     Release("2026.4"),
-    Release("2026.3", (PERF_METRICS, LA_POOL)),
-    Release("2026.2", (PERF_METRICS, LA_POOL, HYBRID_CACHING_RAISES, *_FIELDS_OF_3)),
+    Release("2026.3", (PERF_METRICS, LA_POOL, CANDIDATE_STATES)),
+    Release("2026.2", (PERF_METRICS, LA_POOL, CANDIDATE_STATES, HYBRID_CACHING_RAISES, *_FIELDS_OF_3)),
 )
 
 
