@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 from examples.openai_server.fields import mapping, objects, short, text, wrong
@@ -27,21 +26,33 @@ def _message(where: str, row: dict[str, Any]) -> dict[str, Any]:
     if "tool_calls" in given:
         message["tool_calls"] = _tool_calls(f"{where}.tool_calls", given["tool_calls"])
     if "content" in given or not message.get("tool_calls"):
-        message["content"] = "".join(_texts(f"{where}.content", given.get("content")))
+        message["content"] = _content(f"{where}.content", given.get("content"))
     return message
 
 
-def _texts(where: str, content: Any) -> Iterator[str]:
+def _content(where: str, content: Any) -> str | list[dict[str, Any]]:
+    """Text; where there are images, the parts as the pipeline takes them, which refuses what its model does not see."""
     if isinstance(content, str):
-        yield content
-        return
+        return content
     if not isinstance(content, list):
-        raise wrong(where, "a string or a list of text parts", content)
-    for at, part in enumerate(content):
-        kind = mapping(f"{where}[{at}]", part).get("type")
-        if kind != "text":
-            raise invalid(f"{where}[{at}].type", f"{where}[{at}]: a part of type {short(kind)}; this server reads text")
-        yield text(f"{where}[{at}].text", part.get("text"))
+        raise wrong(where, "a string or a list of parts", content)
+    parts = [_part(f"{where}[{at}]", part) for at, part in enumerate(content)]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(where: str, given: Any) -> dict[str, Any]:
+    part = mapping(where, given)
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "text", "text": text(f"{where}.text", part.get("text"))}
+    if kind != "image_url":
+        raise invalid(f"{where}.type", f"{where}: a part of type {short(kind)}; this server reads text and image_url")
+    url = text(f"{where}.image_url.url", mapping(f"{where}.image_url", part.get("image_url")).get("url"))
+    if url[:5].lower() != "data:":
+        raise invalid(f"{where}.image_url.url", f"{where}.image_url.url must be a data: URL; nothing is fetched")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_calls(where: str, value: Any) -> list[dict[str, Any]]:

@@ -342,8 +342,7 @@ class Driver:
         self.snapshot = self._gauges.take(self.governor, wakeup, now)
         if self.snapshot.state != changed:
             self.wakers.wake()
-        if self.snapshot.state == "closed":
-            self.over = True
+        self.over = self.over or self.snapshot.state == "closed"
         return wakeup
 
     def fail(self, error: BaseException) -> None:

@@ -1,9 +1,12 @@
 """Experiments with images on the raw engine. Each returns plain data; the tests judge it."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
+from genai import raw
 from images.vision_lanes import picture, raw_add, raw_answer, raw_pipeline
 
 from boundedgen._vision import vision_of
@@ -65,3 +68,35 @@ def foretold_wrong(model: str, sizes: list[list[int]]) -> list[Any]:
         if tokens != vision.tokens(1 + counted, [(height, width)]):
             wrong.append([height, width, tokens])
     return wrong
+
+
+def mixed(model: str, seed: int, blocks: int) -> str:
+    """Text and images with stops at a small cache, nothing reserved: what a step raised, else how many were IGNORED."""
+    rng = random.Random(seed)
+    pipe = raw_pipeline(model, num_kv_blocks=blocks)
+    live: list[Any] = []
+    all_handles: list[Any] = []
+    raised = ""
+    for _ in range(600):
+        if rng.random() < 0.15 and len(all_handles) < 14:
+            images = [picture(rng.randrange(1, 150), rng.randrange(1, 150)) for _ in range(rng.choice((0, 0, 1, 2)))]
+            text = "".join(rng.choices("abc def", k=rng.randrange(1, 60)))
+            fields = rng.choice(({}, {}, {"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}))
+            config = raw.config(rng.randrange(1, 90), apply_chat_template=False, **fields)
+            tensors = [ov.Tensor(image) for image in images]
+            live.append(
+                pipe.add_request(_next(), text, tensors, generation_config=config)
+                if images
+                else pipe.add_request(_next(), text, config)
+            )
+            all_handles.append(live[-1])
+        if raised := raw.step_error(pipe):
+            break
+        for handle in live:
+            while handle.can_read():
+                handle.read()
+        if live and rng.random() < 0.05:
+            live.pop(rng.randrange(len(live))).stop()
+    unfinished = pipe.has_non_finished_requests() and not raised
+    ignored = sum(raw.status(handle) == "IGNORED" for handle in all_handles)
+    return f"raised: {raised[:80]}" if raised else f"unfinished {unfinished}, ignored {ignored}"

@@ -46,7 +46,7 @@ CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": ["Hello!"]}, "messages[0]", "invalid_value"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
     ({"messages": [*HELLO, {"role": "user"}]}, "messages[1].content", "invalid_value"),
-    ({"messages": [{"role": "user", "content": PICTURE}]}, "messages[0].content[0].type", "invalid_value"),
+    ({"messages": [{"role": "user", "content": PICTURE}]}, "messages[0].content[0].image_url.url", "invalid_value"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", "invalid_value"),
     ({"tools": [{"type": "search"}]}, "tools[0].type", "invalid_value"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "invalid_value"),
