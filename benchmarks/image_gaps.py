@@ -1,4 +1,4 @@
-"""How long text waits for images: `python -m benchmarks.images [MODEL]`, as JSON.
+"""How long text waits for images: `python -m benchmarks.image_gaps [MODEL]`, as JSON.
 
 Sixteen sequences at once, half of them with images of 12 million pixels, which come for as long as a text stream is
 watched by a coroutine. What is told: the largest gap between its tokens with images and without them, how long one

@@ -193,7 +193,7 @@ def test_text_goes_on_between_the_admissions_of_images() -> None:
             ends = sum(g.finish_reason is not None for g in images)
         gaps = [after - before for before, after in itertools.pairwise(times)]
         assert sum(gap > 0.25 for gap in gaps) >= 3  # one at a time
-        assert max(gaps) < 0.3 * 2
+        assert max(gaps) < 1.1, "all four take 1.2 s"
         text.cancel()
 
 
