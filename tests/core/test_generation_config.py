@@ -497,10 +497,10 @@ def test_messages_become_plain_dicts_with_their_parts_joined() -> None:
         ([{"role": "user", "content": 7}], "content must be a str or a list of text parts, not int"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": SECRET}]}],
-            "type 'image_url' is not supported",
+            "type 'image_url' is not for this model",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "a text part must hold a str"),
-        ([{"role": "user", "content": [SECRET, 7]}], "type 'int' is not supported"),
+        ([{"role": "user", "content": [SECRET, 7]}], "type 'int' is not for this model"),
     ],
 )
 def test_messages_that_cannot_be_rendered_are_refused_without_their_text(prompt: object, words: str) -> None:
