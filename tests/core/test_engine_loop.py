@@ -102,6 +102,10 @@ class Stamps:
 
     def end(self, at: float) -> None: ...
 
+    def encode(self, at: float, pixels: int) -> None: ...
+
+    def encoded(self, at: float) -> None: ...
+
 
 class Child:
     """The loop with what it speaks to; `round` is one of its rounds."""

@@ -133,7 +133,9 @@ def test_a_model_without_images_has_no_vision_and_an_unknown_one_no_family(tmp_p
     assert found.tokens(5, []) == 5
 
 
-@pytest.mark.parametrize(("size", "expected"), [((112, 112), 16), ((1, 1), 4), ((42, 42), 4), ((4000, 3000), 1230)])
+@pytest.mark.parametrize(
+    ("size", "expected"), [((112, 112), 16), ((1, 1), 4), ((42, 42), 4), ((70, 280), 30), ((4000, 3000), 1230)]
+)
 def test_qwen_s_tokens_follow_its_scaling(size: tuple[int, int], expected: int) -> None:
     family = known(QWEN).family
     assert isinstance(family, Family)

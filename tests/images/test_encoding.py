@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
+from attrs import evolve
+from core.test_engine_loop import LATER, Child
 
 from boundedgen import Limits
 from boundedgen._core._encoding import EncodePace
@@ -83,8 +86,6 @@ def test_what_is_called_off_comes_as_over_and_its_pixels_are_forgotten() -> None
 
 
 def test_text_and_stops_overtake_images_on_a_full_pipe() -> None:
-    import os
-
     read, write = os.pipe()
     os.set_blocking(write, False)
     commands = Commands(write, 1, 1 << 20)
@@ -119,8 +120,6 @@ def pulse(begun: int, ended: int, at: float, ended_at: float = 0.0, pixels: int 
 def test_the_stamps_tell_of_the_encoding_that_is_under_way() -> None:
     fd = create()
     writer, reader = StampWriter(fd), StampReader(fd)
-    import os
-
     os.close(fd)
     writer.begin(1.0, 3, 4)
     writer.end(1.5)
@@ -186,3 +185,50 @@ def test_what_the_engine_takes_is_learned_from_the_stamps() -> None:
         watch.looked(pulse(number, number - 1, at))
         watch.looked(pulse(number, number, at, at + 0.5))
     assert watch.encoding.rate == pytest.approx(0.5, rel=0.01)
+
+
+def test_what_is_stopped_before_it_is_sent_arrives_without_its_images_and_over() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    commands = Commands(write, 1, 1 << 20)
+    try:
+        commands.put(request(1, (2, 2)))
+        commands.flush()  # which is awaited from now on
+        commands.put(request(2, (2, 2)))
+        commands.put(Halt(2))
+        commands.flush()
+        words = [decode(frame) for frame in Decoder(1 << 20).feed(os.read(read, 1 << 16))]
+        assert [(type(word), getattr(word, "stay", 0)) for word in words] == [(Pixels, 1), (Request, 1), (Request, 2)]
+        assert words[-1].images == ()  # type: ignore[union-attr]
+        assert words[-1].deadline == 0.0  # type: ignore[union-attr]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_command_that_is_given_while_images_are_encoded_has_its_time_once_they_are() -> None:
+    watch = Watch(Limits(ack=1.0, progress=900.0, encode=100.0))
+    watch.boot(0.0)
+    watch.ready()
+    watch.looked(pulse(1, 0, 2.0))
+    watch.holding(True, 2.0)
+    watch.ordered("stop", 3, 32.0)
+    watch.looked(Pulse(5, 5, 1.0, 1.5, 58.5, 0, 0, 1, 1, 2.0, 60.0, 1000))
+    assert watch.verdict(60.9) is None
+    verdict = watch.verdict(61.1)
+    assert verdict is not None
+    assert verdict[0] is Cause.ACK
+
+
+def test_the_engine_is_given_one_request_with_images_between_two_steps_and_all_of_text() -> None:
+    child = Child()
+    requests = [evolve(request(stay, (2, 2)), deadline=LATER, config={"max_new_tokens": 9}) for stay in (1, 2, 3)]
+    pieces = [Pixels(one.stay, one.images[0].data) for one in requests]
+    text = Request(4, (1, 2), {"max_new_tokens": 9}, LATER)
+    child.pipe.inbox += [*pieces, *requests, text]
+    seen = []
+    for _ in range(3):
+        child.round()
+        seen.append(tuple(child.engine.added))
+    assert seen == [(1, 4), (1, 4, 2), (1, 4, 2, 3)]
+    assert child.engine.steps == 3

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 from genai.lanes import lane, nothing_left_behind, until
 from images.vision_lanes import FULL, LLAVA, QWEN, faulty_lane, picture, raw_answer, raw_pipeline
@@ -66,8 +67,9 @@ def test_greedy_tokens_and_counts_equal_the_raw_engine_s(model: str, caching: bo
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_each_of_the_poison_list_is_refused_and_a_neighbour_s_stream_goes_on(model: str) -> None:
-    whole = picture(56, 56)
+def test_each_of_the_poison_list_is_refused_and_a_neighbour_s_stream_goes_on(model: str, tmp_path: Path) -> None:
+    whole, photo = picture(56, 56), tmp_path / "photo.png"
+    PIL.Image.fromarray(whole).save(photo)
     poison: list[tuple[object, dict[str, Any]]] = [
         ("a", {"images": [np.zeros((0, 8, 3), np.uint8)]}),
         ("a", {"images": [whole[:, :, :1]]}),
@@ -85,7 +87,7 @@ def test_each_of_the_poison_list_is_refused_and_a_neighbour_s_stream_goes_on(mod
         ("a<ov_genai_image_1>", {"images": [whole]}),
         (chat("<ov_genai_image_0>", whole), {}),
         (chat("<|image_pad|><image>"), {}),
-        (chat("a", "/etc/passwd"), {}),
+        (chat("a", str(photo)), {}),
         (chat("a", whole), {"images": [whole]}),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}], {}),
     ]
