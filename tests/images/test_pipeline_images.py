@@ -89,6 +89,7 @@ def test_each_of_the_poison_list_is_refused_and_a_neighbour_s_stream_goes_on(mod
         (chat("<|image_pad|><image>"), {}),
         (chat("a", str(photo)), {}),
         (chat("a", whole), {"images": [whole]}),
+        (chat("a", *[np.zeros((3000, 4000, 3), np.uint8)] * 2), {}),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}], {}),
     ]
     with lane(model, {"num_kv_blocks": 100}) as pipeline:
