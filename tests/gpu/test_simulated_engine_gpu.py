@@ -36,4 +36,7 @@ def test_the_simulated_engine_says_what_the_real_one_says(lane: RealLane, kind: 
 
 def test_the_engine_it_is_held_to_has_the_blocks_of_a_gpu(lane: RealLane) -> None:
     facts = lane.facts(Settings(tokens=288))
-    assert (facts["device"], facts["pools"]) == ("GPU", [{"name": "kv", "blocks": 18, "tokens_per_block": 16}])
+    assert (facts["device"], facts["pools"]) == (
+        "GPU",
+        [{"name": "kv", "blocks": 18, "tokens_per_block": 16, "ahead": 0}],
+    )

@@ -64,9 +64,20 @@ def test_the_page_is_made_of_its_own_files_and_may_load_nothing_else(server: Ser
         assert server.http.get(wrong).status_code == 404
 
 
+def until_shown(server: Served, *owners: str) -> None:
+    """A picture is for as long as those of viewers are apart, and may be of the test before."""
+    end = time.monotonic() + 10
+    while [row["owner"] for row in server.http.get("/lane/state").json()["lanes"][0]["stats"]["sequences"]] != [
+        *owners
+    ]:
+        assert time.monotonic() < end, owners
+        time.sleep(0.05)
+
+
 def test_a_picture_is_the_lanes_document_with_what_is_wrong_and_no_prompt(lane: Served) -> None:
     headers, digits = leased(lane)
     with inside(lane, "k-ann", **headers):
+        until_shown(lane, "ann")
         document, told = lane.http.get("/stats").json(), lane.http.get("/lane/state")
         shown = told.json()["lanes"][0]
         assert SECRET not in told.text

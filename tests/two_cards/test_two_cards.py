@@ -239,7 +239,7 @@ def test_both_lanes_drain_at_once_and_take_nothing_new_meanwhile() -> None:
         async with lanes:
             long = [await lanes.submit(ids(9, n), max_new_tokens=1500, **FULL) for n in range(8)]
             short = await lanes.submit(ids(9), max_new_tokens=1, bounds=b.Bounds(total=5))
-            await until(lambda: all(stats.running == 4 for stats in lanes.stats().values()))
+            await until(lambda: all(stats.running for stats in lanes.stats().values()))
             began = time.monotonic()
             draining = asyncio.create_task(lanes.drain(0.4))
             await until(lambda: not any(health.ready for health in lanes.health().values()))
