@@ -190,7 +190,7 @@ def test_an_idle_engine_uses_no_processor() -> None:
 
 
 def test_reports_that_nobody_reads_never_block_the_engine_and_no_token_is_lost() -> None:
-    with alive(simulated({"step_s": 0.0002})) as life:
+    with alive(simulated({"step_s": 0.001})) as life:
         stays = [life.admit([n], max_new_tokens=1_000_000) for n in range(1, 9)]
         time.sleep(2.0)
         before = life.link.pulse().steps_ended

@@ -15,7 +15,7 @@ from process.lanes import gone, kill, said, script
 
 pytestmark = pytest.mark.timeout(60)
 
-ENDS_WITHIN = 1.0
+ENDS_WITHIN = 3.0
 LEAVES_WITHIN = 2.0
 
 
